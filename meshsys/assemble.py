@@ -1,0 +1,215 @@
+"""What a configuration means: its placement, schedule, model and program, checked against one another.
+
+No device is touched here, so `meshsys plan` and every refusal of a bad configuration need none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from meshsys.config import Config
+from meshsys.data import Tokenizer, load_tokenizer
+from meshsys.errors import ConfigError
+from meshsys.sharding import BATCH_AXES
+from meshsys.torus import Placement, Topology, TopologyError, place
+from models import SAVEABLE_NAMES, Batch, Decoder, ModelConfig
+from schedules import families
+from schedules.actions import Schedule, ScheduleError, from_csv, split_backward
+from schedules.program import PipelineModel, Program, SplitModel, split_model
+from schedules.remat import Remat
+from schedules.validate import validate
+
+__all__ = ["Assembly", "assemble"]
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """A checked configuration and what follows from it.
+
+    Attributes:
+        config: with `model.vocab_size` filled in.
+        split: the model's blocks with their backwards cut, for one device's share of a microbatch; shapes of
+            dimensions that `tensor` divides are whole.
+    """
+
+    config: Config
+    tokenizer: Tokenizer
+    placement: Placement
+    schedule: Schedule
+    decoder: Decoder
+    model: PipelineModel
+    program: Program
+    split: SplitModel
+
+    @property
+    def axes(self) -> dict[str, int]:
+        return dict(self.placement.axes)
+
+    @property
+    def microbatch_size(self) -> int:
+        """Sequences in a microbatch, over all devices."""
+        return self.config.data.batch_size // self.config.pipeline.microbatches
+
+
+def assemble(config: Config, *, poison: bool = False) -> Assembly:
+    """Checks a configuration as a whole.
+
+    Raises:
+        ConfigError: parts that do not fit; the message names the options.
+    """
+    tokenizer = load_tokenizer(config.data.tokenizer)
+    config = _with_vocabulary(config, tokenizer)
+    placement = _place(config)
+    _check_axes(config)
+    schedule = _schedule(config)
+    _check_batch(config)
+    decoder = Decoder(config.model)
+    model = PipelineModel(decoder.prepare, decoder.embed, decoder.layer, decoder.head)
+    remat = _remat(config)
+    split = _split(config, decoder, model, remat)
+    _check_remat(config, decoder, model, remat, split)
+    program = Program(schedule, config.model.layers, remat, poison=poison)
+    return Assembly(config, tokenizer, placement, schedule, decoder, model, program, split)
+
+
+def _with_vocabulary(config: Config, tokenizer: Tokenizer) -> Config:
+    asked, have = config.model.vocab_size, tokenizer.vocab_size
+    if asked and asked < have:
+        raise ConfigError(
+            f"model.vocab_size={asked} is below the {have} tokens of data.tokenizer={config.data.tokenizer}; "
+            f"set it to {have} or more, or leave it out"
+        )
+    model: ModelConfig = dataclasses.replace(config.model, vocab_size=asked or have)
+    return config.model_copy(update={"model": model})
+
+
+def _place(config: Config) -> Placement:
+    try:
+        return place(Topology.parse(config.mesh.topology), config.mesh.axes.model_dump())
+    except TopologyError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _check_axes(config: Config) -> None:
+    axes, model = config.mesh.axes, config.model
+    if axes.expert > 1:
+        raise ConfigError(f"mesh.axes.expert={axes.expert}, but this model has no experts; set mesh.axes.expert=1")
+    if axes.context > 1:
+        raise ConfigError(
+            f"mesh.axes.context={axes.context}: sequences are not divided among devices; set mesh.axes.context=1 and "
+            "use data, fsdp, tensor or pipe"
+        )
+    for axis, option, size in (
+        ("tensor", "model.heads", model.heads),
+        ("tensor", "model.d_ff", model.d_ff),
+        ("fsdp", "model.d_model", model.d_model),
+    ):
+        ways = getattr(axes, axis)
+        if size % ways:
+            raise ConfigError(
+                f"mesh.axes.{axis}={ways} does not divide {option}={size}; use {_divisors(size, ways)}, "
+                f"or another {option}"
+            )
+
+
+def _schedule(config: Config) -> Schedule:
+    pipeline, ranks = config.pipeline, config.mesh.axes.pipe
+    said = f"pipeline.schedule={pipeline.schedule}"
+    try:
+        if pipeline.schedule.startswith("csv:"):
+            schedule = _read_csv(config)
+        else:
+            families.describe(pipeline.schedule)
+            schedule = families.make(
+                pipeline.schedule, ranks=ranks, microbatches=pipeline.microbatches, chunks=pipeline.chunks
+            )
+        validate(schedule, microbatches=pipeline.microbatches)
+        if pipeline.split_backward:
+            schedule = split_backward(schedule)
+    except ScheduleError as error:
+        raise ConfigError(f"{said}: {error}") from None
+    return schedule
+
+
+def _read_csv(config: Config) -> Schedule:
+    said, path = f"pipeline.schedule={config.pipeline.schedule}", Path(config.pipeline.schedule.removeprefix("csv:"))
+    try:
+        schedule = from_csv(path.expanduser().read_text(encoding="utf-8"), path.name)
+    except OSError as error:
+        raise ConfigError(f"{said} cannot be read: {error.strerror}; give the path of a CSV file") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{said} is not text; give the path of a CSV file, one row a rank") from None
+    for option, asked, held in (
+        ("mesh.axes.pipe", config.mesh.axes.pipe, schedule.ranks),
+        ("pipeline.microbatches", config.pipeline.microbatches, schedule.microbatches),
+        ("pipeline.chunks", config.pipeline.chunks, schedule.chunks),
+    ):
+        if asked not in (None, held):
+            raise ConfigError(f"{option}={asked}, but {said} is made for {held}; set {option}={held}")
+    return schedule
+
+
+def _check_batch(config: Config) -> None:
+    batch, microbatches = config.data.batch_size, config.pipeline.microbatches
+    shares = math.prod(getattr(config.mesh.axes, axis) for axis in BATCH_AXES)
+    unit = microbatches * shares
+    if batch % unit:
+        spread = f" x mesh.axes.data x mesh.axes.fsdp = {unit}" if shares > 1 else ""
+        below = batch - batch % unit
+        choices = f"{below} or {below + unit}" if below else str(unit)
+        raise ConfigError(
+            f"data.batch_size={batch} is not a multiple of pipeline.microbatches={microbatches}{spread}; "
+            f"set data.batch_size={choices}, or fewer microbatches"
+        )
+
+
+def _remat(config: Config) -> Remat:
+    try:
+        return Remat.parse(config.pipeline.remat, SAVEABLE_NAMES)
+    except ValueError as error:
+        raise ConfigError(f"pipeline.remat={config.pipeline.remat} {error}") from None
+
+
+def _split(config: Config, decoder: Decoder, model: PipelineModel, remat: Remat) -> SplitModel:
+    shares = config.pipeline.microbatches * math.prod(getattr(config.mesh.axes, axis) for axis in BATCH_AXES)
+    sequences, length = config.data.batch_size // shares, config.data.sequence_length
+    tokens = jax.ShapeDtypeStruct((sequences, length), jnp.int32)
+    weights = jax.ShapeDtypeStruct((sequences, length), jnp.float32)
+    batch = Batch(tokens, tokens, tokens, tokens, weights, jax.ShapeDtypeStruct((sequences,), jnp.int32))
+    key = jax.eval_shape(jax.random.key, 0)
+    params: Any = jax.eval_shape(lambda key: decoder.cast(decoder.init(key)), key)
+    layer = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params["layers"])
+    return split_model(model, layer, params["shared"], batch, key, remat)
+
+
+def _check_remat(
+    config: Config, decoder: Decoder, model: PipelineModel, remat: Remat, split: SplitModel
+) -> None:
+    """A policy that changes nothing would be a mistake that nobody sees."""
+    if not remat.names:
+        return
+    kept = {crossing.name for crossing in split.layer.residuals}
+    idle = [name for name in remat.names if name not in kept]
+    if idle:
+        useful = [name for name in SAVEABLE_NAMES if name not in idle and _has_effect(config, decoder, model, name)]
+        raise ConfigError(
+            f"pipeline.remat={remat} has no effect for {', '.join(idle)}: the backward does not read "
+            f"{'it' if len(idle) == 1 else 'them'}; use {', '.join(useful)}"
+        )
+
+
+def _has_effect(config: Config, decoder: Decoder, model: PipelineModel, name: str) -> bool:
+    split = _split(config, decoder, model, Remat("names", (name,)))
+    return name in {crossing.name for crossing in split.layer.residuals}
+
+
+def _divisors(size: int, near: int) -> str:
+    divisors = sorted((d for d in range(1, size + 1) if size % d == 0), key=lambda d: (abs(d - near), d))[:2]
+    return " or ".join(str(d) for d in sorted(divisors))

@@ -1,0 +1,144 @@
+"""Checkpoints that do not know the layout of the run that wrote them.
+
+A checkpoint holds the state in canonical form (every layer's parameters and moments stacked by global layer
+number), the position in the data, and a checksum of every array. It is restored onto any mesh and schedule.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+
+from meshsys.errors import ConfigError
+
+__all__ = ["Checkpoints"]
+
+PyTree = Any
+
+
+class Checkpoints:
+    """The checkpoints of one run, written in the background by orbax.
+
+    Args:
+        folder: of the checkpoints, one folder a step.
+        keep: how many stay on disk.
+    """
+
+    def __init__(self, folder: Path, keep: int):
+        logging.getLogger("absl").setLevel(logging.ERROR)
+        self._folder = folder.absolute()
+        self._keep = keep
+        self._manager = self._open()
+
+    def _open(self) -> ocp.CheckpointManager:
+        options = ocp.CheckpointManagerOptions(max_to_keep=self._keep, cleanup_tmp_directories=True)
+        return ocp.CheckpointManager(self._folder, options=options, item_names=("state", "meta"))
+
+    def save(self, step: int, state: PyTree, meta: dict[str, Any]) -> None:
+        """Begins to write a checkpoint; returns once the arrays are copied to the host.
+
+        Args:
+            state: in canonical form.
+            meta: in JSON types.
+        """
+        if step in self._manager.all_steps():
+            return
+        self._manager.save(
+            step,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardSave(state),
+                meta=ocp.args.JsonSave(meta | {"checksums": _checksums(state)}),
+            ),
+        )
+
+    def restore(
+        self, shapes: PyTree, shardings: PyTree, check: Callable[[dict], None], say: Callable[[str], None]
+    ) -> tuple[PyTree, dict[str, Any]] | None:
+        """The newest checkpoint that is whole, as `(state, meta)`; None where there is none.
+
+        Args:
+            shapes, shardings: of the state in canonical form.
+            check: raises where the meta is of another model.
+            say: takes a line about each damaged checkpoint, which is then moved aside.
+
+        Raises:
+            ConfigError: there are checkpoints and all are damaged.
+        """
+        wanted = jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
+        )
+        damaged: list[int] = []
+        steps = sorted(self._manager.all_steps(), reverse=True)
+        for step in steps:
+            try:
+                meta = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
+                checksums = meta.pop("checksums")
+            except Exception as error:  # whatever a damaged file makes orbax raise
+                damaged.append(step)
+                say(_damage(step, error))
+                continue
+            check(meta)
+            try:
+                state = self._manager.restore(
+                    step, args=ocp.args.Composite(state=ocp.args.StandardRestore(wanted))
+                )["state"]
+                found = _checksums(state)
+                wrong = [name for name, value in checksums.items() if found.get(name) != value]
+                if wrong:
+                    raise ValueError(f"{wrong[0]} has another checksum than it was written with")
+            except Exception as error:
+                damaged.append(step)
+                say(_damage(step, error))
+                continue
+            self._set_aside(damaged)
+            return state, meta
+        if steps:
+            raise ConfigError(
+                f"run.dir={self._folder.parent}: no checkpoint in it can be read; restore {self._folder.name}/ from a "
+                "copy, or delete it to begin again"
+            )
+        return None
+
+    def _set_aside(self, steps: list[int]) -> None:
+        """Moves damaged checkpoints out of the way of those that the resumed run will write."""
+        if not steps:
+            return
+        self._manager.close()
+        aside = self._folder.with_name(f"{self._folder.name}-damaged")
+        for step in steps:
+            shutil.rmtree(aside / str(step), ignore_errors=True)
+            aside.mkdir(exist_ok=True)
+            (self._folder / str(step)).rename(aside / str(step))
+        self._manager = self._open()
+
+    def close(self) -> None:
+        """Waits until everything is on disk."""
+        self._manager.wait_until_finished()
+        self._manager.close()
+
+
+def _damage(step: int, error: Exception) -> str:
+    reason = " ".join(str(error).split())
+    return f"checkpoint {step} is damaged, taking the one before: {reason[:160]}{'...' if len(reason) > 160 else ''}"
+
+
+def _checksums(state: PyTree) -> dict[str, int]:
+    """The sum modulo 2^32 of every array's bits: the same for any sharding."""
+    sums = jax.device_get(_sums(state))
+    return {jax.tree_util.keystr(path): int(value) for path, value in jax.tree_util.tree_leaves_with_path(sums)}
+
+
+@jax.jit
+def _sums(state: PyTree) -> PyTree:
+    def leaf(array: jax.Array) -> jax.Array:
+        unsigned = jnp.dtype(f"uint{8 * array.dtype.itemsize}")
+        return jnp.sum(jax.lax.bitcast_convert_type(array, unsigned).astype(jnp.uint32), dtype=jnp.uint32)
+
+    return jax.tree.map(leaf, state)

@@ -1,0 +1,389 @@
+"""The configuration: YAML files and `section.key=value` overrides, checked into one frozen record.
+
+Values are never converted between kinds: `layers: "4"`, `layers: 4.0` and `layers: true` are errors.
+Whether a mesh fits its devices, or a schedule its stages, is for `meshsys.planner` to say.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+    field_validator,
+)
+from pydantic_core import CoreSchema, ErrorDetails
+
+from meshsys import yaml_core
+from meshsys.errors import ConfigError
+from models.config import ModelConfig
+
+__all__ = [
+    "CheckpointConfig",
+    "Config",
+    "DataConfig",
+    "MeshAxes",
+    "MeshConfig",
+    "PipelineConfig",
+    "RunConfig",
+    "TrainConfig",
+    "load_config",
+    "to_yaml",
+]
+
+_INT32_MAX = 2**31 - 1  # steps and positions are int32 on the devices
+
+Count = Annotated[int, Field(ge=1, le=_INT32_MAX)]
+Text = Annotated[str, Field(min_length=1)]
+# `mesh.topology: 8` and `run.name: 17` are numbers to YAML, and text to whoever wrote them.
+Label = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
+
+
+class _FromMapping:
+    """Lets a strict model build its dataclass field from a mapping; the dataclass's own fields stay strict."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        cast(dict[str, Any], handler.resolve_ref_schema(schema))["strict"] = False
+        return schema
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class RunConfig(_Section):
+    """Where a run lives, and its randomness.
+
+    Attributes:
+        name: the run's name, a valid folder name.
+        dir: folder of checkpoints, metrics and report; null means `runs/NAME`. See `Config.run_dir`.
+        seed: of parameters, dropout and data order.
+    """
+
+    name: Label
+    dir: Text | None = None
+    seed: int = Field(default=0, ge=0, le=_INT32_MAX)
+
+    @field_validator("name")
+    @classmethod
+    def _names_a_folder(cls, name: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", name):
+            raise ValueError(
+                "is not a folder name; use letters, digits, `.`, `_` and `-` (100 at most, the first no `.` or `-`)"
+            )
+        return name
+
+
+class DataConfig(_Section):
+    """What the model reads.
+
+    Attributes:
+        source: `python_docs` for the text that every Python carries, or a file, a folder or a glob
+            (.txt, .md, .py, .rst, .jsonl).
+        text_field: the field that holds the text in JSONL.
+        tokenizer: `bytes`, or a Hugging Face `tokenizer.json`, or a SentencePiece `*.model`.
+        sequence_length: tokens in a sequence, inputs and targets overlapping by all but one.
+        batch_size: sequences in a step, over all devices.
+    """
+
+    source: Text = "python_docs"
+    text_field: Text = "text"
+    tokenizer: Text = "bytes"
+    sequence_length: int = Field(default=128, ge=2, le=_INT32_MAX)
+    batch_size: Count = 16
+
+
+class MeshAxes(_Section):
+    """Devices along each mesh axis.
+
+    Attributes:
+        pipe: ranks of the pipeline.
+        data: copies of the model, each with its share of the batch.
+        fsdp: devices that share the batch, and the parameters and the optimizer state too.
+        tensor: devices that share each layer's matrices.
+        expert: devices that share the experts of a mixture.
+        context: devices that share each sequence.
+    """
+
+    pipe: Count = 1
+    data: Count = 1
+    fsdp: Count = 1
+    tensor: Count = 1
+    expert: Count = 1
+    context: Count = 1
+
+
+class MeshConfig(_Section):
+    """The devices and how the axes use them.
+
+    Attributes:
+        topology: the torus, as in `8`, `2x2x2` or, with its generation, `v5p:4x4x4`.
+        axes: sizes of the mesh axes; a product below the torus's takes a sub-slice of it.
+    """
+
+    topology: Label = "1"
+    axes: MeshAxes = Field(default_factory=MeshAxes)
+
+    @field_validator("topology")
+    @classmethod
+    def _is_a_torus(cls, topology: str) -> str:
+        if not re.fullmatch(r"([a-z][a-z0-9]*:)?[1-9][0-9]*(x[1-9][0-9]*)*", topology):
+            raise ValueError("is not a torus; write sizes joined by `x`, as in 8, 2x2x2 or v5p:4x4x4")
+        return topology
+
+
+class PipelineConfig(_Section):
+    """How a step is cut into stages and microbatches.
+
+    Attributes:
+        schedule: a family's name (`meshsys schedule list`), or `csv:PATH`.
+        microbatches: parts of each data-parallel share of the batch, run one after another.
+        chunks: stages on a rank; null means the family's own (1, or 2 for interleaved_1f1b).
+        remat: what a forward keeps for its backward: `none` (recompute nothing), `full` (recompute all), `dots`,
+            `names:a,b` (keep only these), or `offload:a,b` (keep these in host memory).
+        split_backward: run input and weight gradients as two actions, I and W.
+        fsdp_gather: gather `fsdp`-sharded weights once a `step` or once a `tick`.
+    """
+
+    schedule: Text = "1f1b"
+    microbatches: Count = 1
+    chunks: Count | None = None
+    remat: str = "none"
+    split_backward: bool = True
+    fsdp_gather: Literal["step", "tick"] = "step"
+
+    @field_validator("remat")
+    @classmethod
+    def _is_a_policy(cls, remat: str) -> str:
+        if not re.fullmatch(r"none|full|dots|(names|offload):[A-Za-z_][\w.]*(,[A-Za-z_][\w.]*)*", remat):
+            raise ValueError("is not a policy; use none, full, dots, names:a,b or offload:a,b")
+        return remat
+
+
+class TrainConfig(_Section):
+    """The optimizer's run.
+
+    Attributes:
+        steps: optimizer steps in the whole run, resumed parts included.
+        learning_rate: the peak, after warm-up.
+        warmup_steps: steps of linear warm-up from 0; a run of fewer steps ends within it.
+        weight_decay: AdamW's, decoupled.
+        gradient_clip: largest global norm of the gradient; 0 turns clipping off.
+        final_learning_rate_fraction: where the cosine ends, as a fraction of the peak.
+        skip_nonfinite: skip a step whose loss or gradient is not finite, instead of stopping there.
+    """
+
+    steps: Count = 100
+    learning_rate: float = Field(default=3e-4, gt=0)
+    warmup_steps: int = Field(default=0, ge=0, le=_INT32_MAX)
+    weight_decay: float = Field(default=0.1, ge=0)
+    gradient_clip: float = Field(default=1.0, ge=0)
+    final_learning_rate_fraction: float = Field(default=0.1, ge=0, le=1)
+    skip_nonfinite: bool = False
+
+
+class CheckpointConfig(_Section):
+    """When the state is saved.
+
+    Attributes:
+        every: steps between checkpoints; 0 saves at the end only.
+        keep: checkpoints that stay on disk.
+    """
+
+    every: int = Field(default=0, ge=0, le=_INT32_MAX)
+    keep: Count = 3
+
+
+class Config(_Section):
+    """One run: every option, resolved and checked. `ModelConfig` is `models.config`'s."""
+
+    run: RunConfig
+    model: Annotated[ModelConfig, _FromMapping()] = Field(default_factory=ModelConfig)
+    data: DataConfig = Field(default_factory=DataConfig)
+    mesh: MeshConfig = Field(default_factory=MeshConfig)
+    pipeline: PipelineConfig = Field(default_factory=PipelineConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+
+    @property
+    def run_dir(self) -> Path:
+        """The run's folder: `run.dir`, or `runs/NAME`; relative to the working directory."""
+        return Path(self.run.dir).expanduser() if self.run.dir is not None else Path("runs", self.run.name)
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Reads a YAML file and applies `section.key=value` overrides, whose values are YAML too.
+
+    Raises:
+        ConfigError: the first problem, in one line, with the nearest valid name or the valid choices.
+    """
+    raw = _read(Path(path))
+    for override in overrides:
+        _apply(override, raw)
+    try:
+        return Config.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError(_explain(error.errors())) from None
+
+
+def to_yaml(config: Config) -> str:
+    """The resolved configuration; `load_config` reads it back to an equal one."""
+    return yaml_core.dump(config.model_dump())
+
+
+# Reading
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        raw = yaml_core.load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        near = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*.y*ml")], 1)
+        hint = f"; did you mean {path.with_name(near[0])}?" if near else "; give the path of a YAML file"
+        raise ConfigError(f"the configuration file {path} does not exist{hint}") from None
+    except OSError as error:
+        raise ConfigError(f"the configuration file {path} cannot be read: {error.strerror}") from None
+    except yaml_core.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ConfigError(f"{path}{line} is not valid YAML: {error.problem or error.context}") from None
+    except (yaml_core.YAMLError, ValueError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from None
+    if not isinstance(raw, dict):
+        held = "is empty" if raw is None else f"holds {_show(raw)}"
+        raise ConfigError(f"{path} {held}; write a mapping of sections: {', '.join(_TREE)}")
+    return raw
+
+
+def _apply(override: str, raw: dict[str, Any]) -> None:
+    """Sets one `section.key=value` in the mapping that the file gave."""
+    dotted, equals, text = override.partition("=")
+    if not equals:
+        raise ConfigError(f"the override `{override}` has no `=`; write section.key=value, as in train.steps=100")
+    *parents, key = path = dotted.strip().split(".")
+    try:
+        value = yaml_core.load(text)
+    except (yaml_core.YAMLError, ValueError):
+        value = text  # such as the glob `*.txt`, an alias to YAML
+    for depth in range(len(path)):
+        if path[depth] not in _children(path[:depth]):
+            raise ConfigError(_unknown(path, value, depth))
+    node = raw
+    for depth, parent in enumerate(parents):
+        node = node.setdefault(parent, {})
+        if not isinstance(node, dict):
+            raise ConfigError(_not_a_mapping(path[: depth + 1], node))
+    node[key] = value
+
+
+# Explaining
+
+
+def _tree(kind: Any) -> dict[str, Any]:
+    """The names below a section, each with the names below it; a value has none."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return {name: _tree(field.annotation) for name, field in kind.model_fields.items()}
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return {field.name: {} for field in dataclasses.fields(kind)}
+    return {}
+
+
+_TREE = _tree(Config)
+
+
+def _children(path: Sequence[str]) -> dict[str, Any]:
+    node = _TREE
+    for name in path:
+        node = node[name]
+    return node
+
+
+def _names(node: dict[str, Any], prefix: tuple[str, ...] = ()) -> Iterable[tuple[str, ...]]:
+    for name, below in node.items():
+        yield (*prefix, name)
+        yield from _names(below, (*prefix, name))
+
+
+def _show(value: Any) -> str:
+    """The value as a user would write it, in one line and at most 60 characters."""
+    escaped = isinstance(value, str) and not value.isprintable()
+    text = repr(value) if escaped else yaml_core.dump(value, flow=True).rstrip("\n")
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _unknown(path: Sequence[str], value: Any, depth: int) -> str:
+    """`path[depth]` is the name that does not exist."""
+    parent, name = path[:depth], path[depth]
+    siblings = _children(parent)
+    where = ".".join(parent)
+    said = f"{'.'.join(path)}={_show(value)} is not an option"
+    if parent and not siblings:
+        return f"{said}; {where} holds a single value"
+    names = list(_names(_TREE))
+    near = difflib.get_close_matches(name, siblings, 1)
+    if near:
+        nearest = (*parent, *near)
+        whole = (*nearest, *path[depth + 1 :])
+        guesses = [whole if whole in names else nearest]
+    else:
+        guesses = [other for other in names if other[-1] == path[-1]]
+    if guesses:
+        return f"{said}; did you mean {' or '.join('.'.join(guess) for guess in guesses)}?"
+    return f"{said}; {where or 'the file'} has {', '.join(siblings)}"
+
+
+def _not_a_mapping(path: Sequence[str], value: Any) -> str:
+    names = ", ".join(_children(path))
+    return f"{'.'.join(path)}={_show(value)} is not a mapping; give it keys ({names}), or leave it out for the defaults"
+
+
+_EXPLANATIONS = {
+    "int_type": "is not an integer",
+    "int_from_float": "is not an integer",
+    "float_type": "is not a number",
+    "bool_type": "is neither true nor false",
+    "string_type": "is not text; put it in quotes",
+    "string_too_short": "is empty; give it a value, or leave it out for the default",
+    "finite_number": "is not a finite number",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "literal_error": "is not a choice; use {expected}",
+}
+
+
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+
+
+def _explain(errors: Sequence[ErrorDetails]) -> str:
+    # A name that does not exist is often why another is missing, so it goes first.
+    first = min(errors, key=lambda error: error["type"] not in _UNKNOWN)
+    more = len(errors) - 1
+    return _explain_one(first) + (f" (and {more} more {'problem' if more == 1 else 'problems'})" if more else "")
+
+
+def _explain_one(error: ErrorDetails) -> str:
+    kind, value, context = error["type"], error["input"], error.get("ctx", {})
+    path = [str(part) for part in error["loc"]]
+    if kind in _UNKNOWN:
+        return _unknown(path, value, len(path) - 1)
+    if kind == "missing":
+        return "run.name is missing; give the run a name, as in run.name=quickstart"
+    if kind in ("model_type", "dataclass_type"):
+        return _not_a_mapping(path, value)
+    if kind == "value_error" and isinstance(value, dict):
+        return str(context["error"])  # about several options, and it names them
+    reason = _EXPLANATIONS[kind].format(**context).replace("'", "") if kind in _EXPLANATIONS else error["msg"]
+    if kind == "value_error":
+        reason = str(context["error"])
+    return f"{'.'.join(path)}={_show(value)} {reason}"

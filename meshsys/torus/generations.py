@@ -1,0 +1,97 @@
+"""TPU generations: which slice shapes can be had, and where their links wrap around.
+
+Source: Google Cloud's TPU documentation (v4, v5p, v5e, v6e, Ironwood) and, for the number of cubes
+in a pod, the table of slice shapes in XPK.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+__all__ = ["GENERATIONS", "Generation", "Shape"]
+
+Shape = tuple[int, ...]
+
+_CUBE = 4  # chips along the edge of a cube, the block that optical switches join
+_FULL = 16  # the length at which a dimension of a 2-D generation closes on itself
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One TPU generation.
+
+    Attributes:
+        name: as in `mesh.topology=NAME:4x4x4`.
+        shapes: the shapes listed one by one, in the order of dimensions that the cloud sells.
+        cubes: the most 4x4x4 cubes that one slice joins, in any arrangement; 0 where there are none.
+        cores: devices that JAX shows a chip.
+    """
+
+    name: str
+    shapes: tuple[Shape, ...]
+    cubes: int = 0
+    cores: int = 1
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shapes[0])
+
+    def admits(self, shape: Shape) -> bool:
+        """Whether the shape is one that can be had."""
+        return shape in self.shapes or (
+            len(shape) == self.ndim
+            and self._in_cubes(shape)
+            and math.prod(size // _CUBE for size in shape) <= self.cubes
+        )
+
+    def wrap(self, shape: Shape) -> tuple[bool, ...]:
+        """For each dimension whether its last chip is linked to its first.
+
+        Optical switches close a dimension, and they join whole cubes: 2x4x4 is part of a cube and has no
+        wraparound, although two of its dimensions are multiples of 4.
+        """
+        if self.cubes:
+            return (self._in_cubes(shape),) * len(shape)
+        return tuple(size == _FULL for size in shape)
+
+    def nearest(self, shape: Shape, count: int = 3) -> list[Shape]:
+        """The valid shapes that differ least from `shape`, by the ratio of each dimension; rotations first."""
+
+        def difference(valid: Shape) -> tuple[float, float]:
+            padded = (shape + (1,) * self.ndim)[: max(self.ndim, len(shape))]
+            target = valid + (1,) * (len(padded) - self.ndim)
+            return _log_ratio(sorted(padded), sorted(target)), _log_ratio(padded, target)
+
+        return sorted(self._valid(), key=difference)[:count]
+
+    def _in_cubes(self, shape: Shape) -> bool:
+        return bool(self.cubes) and all(size % _CUBE == 0 for size in shape)
+
+    def _valid(self) -> Iterator[Shape]:
+        yield from self.shapes
+        for cubes in itertools.product(range(1, self.cubes + 1), repeat=2):
+            for last in range(1, self.cubes // math.prod(cubes) + 1):
+                yield tuple(_CUBE * size for size in (*cubes, last))
+
+
+def _log_ratio(a: list[int] | Shape, b: list[int] | Shape) -> float:
+    return sum(abs(math.log(x / y)) for x, y in zip(a, b, strict=True))
+
+
+_PARTS_OF_A_CUBE = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
+_FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
+_IRONWOOD = Generation("ironwood", ((1, 1, 1), *_PARTS_OF_A_CUBE), cubes=144, cores=2)
+
+GENERATIONS: dict[str, Generation] = {
+    "v4": Generation("v4", _PARTS_OF_A_CUBE, cubes=64),
+    "v5p": Generation("v5p", _PARTS_OF_A_CUBE, cubes=140),
+    "v5e": Generation("v5e", _FLAT),
+    "v6e": Generation("v6e", _FLAT),
+    "ironwood": _IRONWOOD,
+    "v7": _IRONWOOD,
+    "tpu7x": _IRONWOOD,
+}
+"""The generations by the names that `mesh.topology` takes."""

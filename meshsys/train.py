@@ -1,0 +1,188 @@
+"""The training loop: assemble, resume, step, record, save."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import jax
+
+from meshsys.assemble import Assembly, assemble
+from meshsys.checkpoint import Checkpoints
+from meshsys.config import Config, to_yaml
+from meshsys.data import Loader, make_loader
+from meshsys.errors import ConfigError
+from meshsys.mesh import ensure_devices, make_mesh
+from meshsys.metrics import MetricsWriter
+from meshsys.planner import plan_of
+from meshsys.progress import TrainProgress
+from meshsys.report import write_report
+from meshsys.step import State, Step
+
+__all__ = ["train"]
+
+
+def train(config: Config) -> int:
+    """Trains to `train.steps`, going on from the run's newest checkpoint; returns the exit code.
+
+    0 when the run is complete, 1 after a loss or gradient that is not finite, 128 + N after signal N.
+
+    Raises:
+        ConfigError: a configuration that cannot run; nothing has been written then.
+    """
+    assembly = assemble(config)
+    topology = assembly.placement.topology
+    ensure_devices(topology.size, f"mesh.topology={topology}")
+    mesh = make_mesh(assembly.placement)
+    loader = _loader(assembly)
+    step = Step(assembly, mesh)
+    folder = config.run_dir
+    with _locked(folder):
+        checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep)
+        try:
+            return _run(assembly, step, loader, checkpoints, folder)
+        finally:
+            checkpoints.close()
+
+
+def _run(assembly: Assembly, step: Step, loader: Loader, checkpoints: Checkpoints, folder: Path) -> int:
+    config = assembly.config
+    steps, every = config.train.steps, config.checkpoint.every
+
+    restored = checkpoints.restore(
+        step.canonical_shapes, step.canonical_shardings, lambda meta: _check_same_model(config, meta), _print
+    )
+    if restored is None:
+        state, taken = step.init(), 0
+    else:
+        loader.restore(restored[1]["data"])
+        state = step.from_canonical(restored[0])
+        taken = int(state.step)
+        _print(f"resuming {config.run.name} after step {taken}")
+    _write(folder / "config.yaml", to_yaml(config))
+    _write(folder / "plan.json", plan_of(assembly).to_json())
+    metrics = MetricsWriter(folder, taken)
+
+    def save(taken: int, state: State, position: dict[str, Any]) -> None:
+        meta = {"step": taken, "model": dataclasses.asdict(config.model), "data": position}
+        checkpoints.save(taken, step.to_canonical(state._replace(step=state.step * 0 + taken)), meta)
+
+    code, position = 0, loader.state()
+    try:
+        with _signals() as caught, TrainProgress(taken, steps) as progress:
+            if taken < steps:
+                progress.say(f"compiling {config.run.name} for {assembly.placement.size} devices")
+                step.compile()
+            while taken < steps and not caught:
+                begun = time.perf_counter()
+                state, measured = step(state, next(loader))
+                measured = jax.device_get(measured)
+                seconds = time.perf_counter() - begun
+                record = {
+                    "step": taken + 1,
+                    "loss": float(measured.loss),
+                    "grad_norm": float(measured.grad_norm),
+                    "learning_rate": float(measured.learning_rate),
+                    "tokens": int(measured.tokens),
+                    "tokens_per_s": int(measured.tokens) / seconds,
+                    "step_seconds": seconds,
+                }
+                if not measured.finite and not config.train.skip_nonfinite:
+                    progress.say(
+                        f"step {taken + 1}: {step.first_nonfinite(measured)} is not finite; the state before it is "
+                        f"saved. Lower train.learning_rate, or set train.skip_nonfinite=true to skip such steps"
+                    )
+                    code = 1
+                    break
+                metrics.write(record)
+                progress.update(record)
+                taken, position = taken + 1, loader.state()
+                if every and taken % every == 0:
+                    save(taken, state, position)
+            save(taken, state, position)
+            if caught:
+                code = 128 + caught[0]
+                progress.say(
+                    f"stopped by {signal.Signals(caught[0]).name} after step {taken}; the same command goes on from there"
+                )
+    finally:
+        metrics.close()
+    report = write_report(folder)
+    _print(f"{'complete' if taken == steps else 'saved'} at step {taken}: {report}")
+    return code
+
+
+def _loader(assembly: Assembly) -> Loader:
+    config = assembly.config
+    return make_loader(
+        source=config.data.source,
+        tokenizer=assembly.tokenizer,
+        text_field=config.data.text_field,
+        sequence_length=config.data.sequence_length,
+        batch_size=config.data.batch_size,
+        seed=config.run.seed,
+    )
+
+
+def _check_same_model(config: Config, meta: dict[str, Any]) -> None:
+    for name, now in dataclasses.asdict(config.model).items():
+        then = meta["model"].get(name, now)
+        if then != now:
+            raise ConfigError(
+                f"model.{name}={now}, but the checkpoints in {config.run_dir} are of a model with {then}; set it back, "
+                "or begin a new run under another run.name"
+            )
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Makes the run's folder and keeps other processes out of it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise ConfigError(f"run.dir={folder} cannot be written: {error.strerror}; set another run.dir") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(
+                f"run.dir={folder} is in use by another process; wait for it, or set another run.name"
+            ) from None
+        yield
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Collects SIGINT and SIGTERM; at the second one the process ends at once."""
+    caught: list[int] = []
+
+    def handler(number: int, _: FrameType | None) -> None:
+        if caught:
+            os._exit(128 + number)
+        caught.append(number)
+
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

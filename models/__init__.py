@@ -1,0 +1,6 @@
+"""The networks: pure functions over parameter pytrees with logical axis names."""
+
+from models.config import ModelConfig
+from models.decoder import SAVEABLE_NAMES, Batch, Decoder, count_parameters
+
+__all__ = ["SAVEABLE_NAMES", "Batch", "Decoder", "ModelConfig", "count_parameters"]

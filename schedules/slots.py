@@ -1,0 +1,166 @@
+"""Buffer slots by liveness, and the tick table that the compiled program reads.
+
+Every tensor that waits between two actions of a rank has an interval of ticks; intervals that do not overlap
+share a slot. A buffer has as many slots as its busiest rank needs, on every rank, since all ranks run one program.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from schedules.actions import Action, Kind, Schedule, ScheduleError
+from schedules.ticks import assign_ticks
+
+__all__ = ["Lifetime", "TickTable", "build_table"]
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    """From which action to which a value waits, and on which stages there is such a value.
+
+    A stage's full backward `B` ends a lifetime that I or W would end; it starts none, since what I leaves for W
+    stays inside it.
+    """
+
+    stages: frozenset[int]
+    start: Kind
+    end: Kind
+
+
+@dataclass(frozen=True)
+class TickTable:
+    """A schedule as integer arrays [T, P] (ticks, ranks), the compiled program's input.
+
+    Attributes:
+        kind: index into `KINDS`, 0 where the rank idles.
+        stage, microbatch: of the action; 0 where the rank idles.
+        read: the inbox slot that the action takes its input from.
+        offsets: by how many ranks outputs travel; 0 is a stage's successor on the same rank.
+        receive: `receive[c]`: the inbox slot for what arrives through `offsets[c]` at the end of the tick;
+            `inbox_slots` (one past the last) where nothing that is needed arrives.
+        inbox_slots: number of slots for received activations and gradients.
+        slots: `slots[lifetime]`: the slot of the action's (stage, microbatch), 0 where it has none.
+        counts: `counts[lifetime]`: number of slots.
+    """
+
+    kind: np.ndarray
+    stage: np.ndarray
+    microbatch: np.ndarray
+    read: np.ndarray
+    offsets: tuple[int, ...]
+    receive: tuple[np.ndarray, ...]
+    inbox_slots: int
+    slots: dict[Lifetime, np.ndarray]
+    counts: dict[Lifetime, int]
+
+    KINDS = (None, Kind.F, Kind.I, Kind.W, Kind.B)
+
+    @property
+    def ticks(self) -> int:
+        return self.kind.shape[0]
+
+
+def build_table(schedule: Schedule, lifetimes: Iterable[Lifetime] = ()) -> TickTable:
+    """Lays a validated schedule out in ticks and slots.
+
+    Raises:
+        ScheduleError: the schedule has recompute actions, which the program runs inside I, or deadlocks.
+    """
+    for action in schedule:
+        if action.kind is Kind.R:
+            raise ScheduleError(f"action {action}: recompute runs inside I and B here; leave R out of the schedule")
+    ticks = assign_ticks(schedule)
+    shape = (1 + max(ticks.values()), schedule.ranks)
+    kind, stage, microbatch, read = (np.zeros(shape, np.int32) for _ in range(4))
+    for action, tick in ticks.items():
+        where = tick, schedule.placement[action.stage]
+        kind[where] = TickTable.KINDS.index(action.kind)
+        stage[where], microbatch[where] = action.stage, action.microbatch
+
+    inbox = _Intervals(schedule.ranks)
+    travels = []
+    for action, tick in ticks.items():
+        source = _sender(action, schedule, ticks)
+        if source is not None:
+            rank, sender = schedule.placement[action.stage], schedule.placement[source.stage]
+            offset = (rank - sender) % schedule.ranks
+            travels.append((offset, ticks[source], rank, tick))
+            inbox.add(rank, ticks[source] + 1, tick + 1, (offset, ticks[source], rank, tick))
+    offsets = tuple(sorted({offset for offset, *_ in travels}))
+    slot_of, inbox_slots = inbox.allocate()
+    receive = {offset: np.full(shape, inbox_slots, np.int32) for offset in offsets}
+    for travel in travels:
+        offset, sent, rank, tick = travel
+        receive[offset][sent, rank] = read[tick, rank] = slot_of[travel]
+
+    slots, counts = {}, {}
+    for lifetime in lifetimes:
+        slots[lifetime], counts[lifetime] = _allocate(lifetime, schedule, ticks, shape)
+    return TickTable(
+        kind, stage, microbatch, read, offsets, tuple(receive[offset] for offset in offsets), inbox_slots, slots, counts
+    )
+
+
+def _sender(action: Action, schedule: Schedule, ticks: dict[Action, int]) -> Action | None:
+    """The action whose output this one takes from its inbox."""
+    stage, m = action.stage, action.microbatch
+    if action.kind is Kind.F:
+        return Action(stage - 1, Kind.F, m) if stage else None
+    if action.kind is Kind.W or stage + 1 == schedule.stages:
+        return None
+    fused = Action(stage + 1, Kind.B, m)
+    return fused if fused in ticks else Action(stage + 1, Kind.I, m)
+
+
+def _allocate(
+    lifetime: Lifetime, schedule: Schedule, ticks: dict[Action, int], shape: tuple[int, int]
+) -> tuple[np.ndarray, int]:
+    intervals = _Intervals(schedule.ranks)
+    for action, tick in ticks.items():
+        if action.kind is lifetime.start and action.stage in lifetime.stages:
+            end = next(
+                ticks[last]
+                for kind in (lifetime.end, Kind.B)
+                if (last := Action(action.stage, kind, action.microbatch)) in ticks
+            )
+            rank = schedule.placement[action.stage]
+            intervals.add(rank, tick, end + 1, (action.stage, action.microbatch))
+    slot_of, count = intervals.allocate()
+    slots = np.zeros(shape, np.int32)
+    for action, tick in ticks.items():
+        slots[tick, schedule.placement[action.stage]] = slot_of.get((action.stage, action.microbatch), 0)
+    return slots, count
+
+
+class _Intervals:
+    """Half-open intervals of ticks on each rank; `allocate` colours them with the fewest slots."""
+
+    def __init__(self, ranks: int):
+        self._of_rank: list[list[tuple[int, int, tuple]]] = [[] for _ in range(ranks)]
+
+    def add(self, rank: int, start: int, end: int, label: tuple) -> None:
+        self._of_rank[rank].append((start, end, label))
+
+    def allocate(self) -> tuple[dict[tuple, int], int]:
+        """The slot of each label, and how many slots the busiest rank needs."""
+        slot_of: dict[tuple, int] = {}
+        most = 0
+        for intervals in self._of_rank:
+            busy: list[tuple[int, int]] = []
+            free: list[int] = []
+            used = 0
+            for start, end, label in sorted(intervals):
+                while busy and busy[0][0] <= start:
+                    heapq.heappush(free, heapq.heappop(busy)[1])
+                if free:
+                    slot = heapq.heappop(free)
+                else:
+                    slot, used = used, used + 1
+                slot_of[label] = slot
+                heapq.heappush(busy, (end, slot))
+            most = max(most, used)
+        return slot_of, most

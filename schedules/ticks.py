@@ -1,0 +1,92 @@
+"""When each action runs in the lock-step program.
+
+One tick is one iteration of the compiled scan: every rank runs at most one action, and what it
+produced is on its neighbours at the end of the tick. So an action may run in the tick after the last
+of the actions that it needs, and a rank's actions run in the order of its list.
+"""
+
+from __future__ import annotations
+
+from schedules.actions import Action, Kind, Schedule, ScheduleError
+
+__all__ = ["assign_ticks", "fused_backwards", "needs", "timeline"]
+
+
+def needs(action: Action, schedule: Schedule, fused: frozenset[tuple[int, int]] | None = None) -> tuple[Action, ...]:
+    """The actions that must have run before this one, in any schedule.
+
+    Args:
+        fused: the (stage, microbatch) pairs whose backward is one `B`; read off the schedule if None.
+    """
+    if fused is None:
+        fused = fused_backwards(schedule)
+    stage, m = action.stage, action.microbatch
+    if action.kind is Kind.F:
+        return (Action(stage - 1, Kind.F, m),) if stage else ()
+    if action.kind is Kind.W:
+        return (Action(stage, Kind.I, m),)
+    before: list[Action] = [Action(stage, Kind.F, m)]
+    if action.kind is not Kind.R and stage + 1 < schedule.stages:
+        later = Kind.B if (stage + 1, m) in fused else Kind.I
+        before.append(Action(stage + 1, later, m))
+    return tuple(before)
+
+
+def fused_backwards(schedule: Schedule) -> frozenset[tuple[int, int]]:
+    """The (stage, microbatch) pairs whose backward is one `B`."""
+    return frozenset((action.stage, action.microbatch) for action in schedule if action.kind is Kind.B)
+
+
+def assign_ticks(schedule: Schedule) -> dict[Action, int]:
+    """The earliest tick of every action, given each rank's order.
+
+    Raises:
+        ScheduleError: no rank can go on (deadlock); names a rank, its action and what that waits for.
+    """
+    fused = fused_backwards(schedule)
+    ticks: dict[Action, int] = {}
+    position = [0] * schedule.ranks
+    left = sum(len(row) for row in schedule.actions)
+    tick = 0
+    while left:
+        ran = []
+        for rank, row in enumerate(schedule.actions):
+            if position[rank] < len(row):
+                action = row[position[rank]]
+                if all(ticks.get(need, tick) < tick for need in needs(action, schedule, fused)):
+                    ran.append((rank, action))
+        if not ran:
+            raise ScheduleError(_deadlock(schedule, position, ticks, fused))
+        for rank, action in ran:
+            ticks[action] = tick
+            position[rank] += 1
+        left -= len(ran)
+        tick += 1
+    return ticks
+
+
+def _deadlock(schedule: Schedule, position: list[int], ticks: dict, fused: frozenset[tuple[int, int]]) -> str:
+    everywhere = set(schedule)
+    stuck = [(rank, row[position[rank]]) for rank, row in enumerate(schedule.actions) if position[rank] < len(row)]
+    # A wait for something that no rank ever runs is the root; a cycle has none, so any member serves.
+    for rank, action in stuck:
+        for need in needs(action, schedule, fused):
+            if need not in everywhere:
+                return f"rank {rank}, action {action} waits for {need}, which no rank runs"
+    rank, action = stuck[0]
+    need = next(need for need in needs(action, schedule, fused) if need not in ticks)
+    owner = schedule.placement[need.stage]
+    return (
+        f"deadlock: rank {rank}, action {action} waits for {need}, "
+        f"which rank {owner} has after {schedule.actions[owner][position[owner]]}"
+    )
+
+
+def timeline(schedule: Schedule) -> tuple[tuple[Action | None, ...], ...]:
+    """`timeline[rank][tick]`: the action or None for a bubble; all rows are of equal length."""
+    ticks = assign_ticks(schedule)
+    rows: list[list[Action | None]] = [[None] * (1 + max(ticks.values(), default=-1)) for _ in schedule.actions]
+    for rank, row in enumerate(schedule.actions):
+        for action in row:
+            rows[rank][ticks[action]] = action
+    return tuple(tuple(row) for row in rows)

@@ -1,0 +1,138 @@
+"""Whether a schedule can run, and what it holds while it does."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from schedules.actions import Action, Kind, Schedule, ScheduleError
+from schedules.ticks import assign_ticks, fused_backwards, needs
+
+__all__ = ["live", "validate"]
+
+
+def validate(schedule: Schedule, *, microbatches: int | None = None) -> None:
+    """Checks that every stage runs every microbatch once, in an order that can be executed.
+
+    Args:
+        microbatches: the number that the schedule must have; by default its own.
+
+    Raises:
+        ScheduleError: names the rank, the action, the reason and the way out.
+    """
+    _check_placement(schedule)
+    where = _check_duplicates(schedule)
+    _check_complete(schedule, microbatches)
+    _check_order(schedule, where)
+    assign_ticks(schedule)
+
+
+def live(schedule: Schedule) -> tuple[int, ...]:
+    """Per rank, the peak number of (stage, microbatch) pairs between F and the end of their backward (W or B)."""
+    return tuple(_peak(row) for row in schedule.actions)
+
+
+def _peak(row: Iterable[Action]) -> int:
+    held = peak = 0
+    for action in row:
+        if action.kind is Kind.F:
+            held += 1
+            peak = max(peak, held)
+        elif action.kind in (Kind.B, Kind.W):
+            held -= 1
+    return peak
+
+
+def _check_placement(schedule: Schedule) -> None:
+    for stage, rank in enumerate(schedule.placement):
+        if not 0 <= rank < schedule.ranks:
+            raise ScheduleError(f"stage {stage} is placed on rank {rank}; the ranks are 0 to {schedule.ranks - 1}")
+    for rank, row in enumerate(schedule.actions):
+        if rank not in schedule.placement:
+            raise ScheduleError(f"rank {rank} runs no stage; give it one or remove the rank")
+        for action in row:
+            if not 0 <= action.stage < schedule.stages:
+                raise ScheduleError(
+                    f"rank {rank}, action {action}: the stages are 0 to {schedule.stages - 1}; "
+                    "give the stage a rank in the placement"
+                )
+            if action.microbatch < 0:
+                raise ScheduleError(f"rank {rank}, action {action}: microbatches count from 0; renumber them")
+            owner = schedule.placement[action.stage]
+            if owner != rank:
+                raise ScheduleError(
+                    f"rank {rank}, action {action}: stage {action.stage} is on rank {owner}; move it there"
+                )
+
+
+def _check_duplicates(schedule: Schedule) -> dict[Action, int]:
+    """The position of each action in its rank's list."""
+    where: dict[Action, int] = {}
+    for rank, row in enumerate(schedule.actions):
+        for position, action in enumerate(row):
+            if action in where:
+                raise ScheduleError(
+                    f"rank {rank}, action {action} is there twice, as the rank's actions {where[action] + 1} "
+                    f"and {position + 1}; remove one"
+                )
+            where[action] = position
+    return where
+
+
+def _check_complete(schedule: Schedule, microbatches: int | None) -> None:
+    wanted = schedule.microbatches
+    if not wanted:
+        raise ScheduleError(f"{schedule.name}: no rank runs an action; write 0F0, 0I0, 0W0, ...")
+    if microbatches not in (None, wanted):
+        raise ScheduleError(
+            f"microbatches={microbatches}: the schedule {schedule.name} has {wanted}; "
+            f"use microbatches={wanted} or a schedule for {microbatches}"
+        )
+    kinds: defaultdict[tuple[int, int], set[Kind]] = defaultdict(set)
+    for action in schedule:
+        kinds[action.stage, action.microbatch].add(action.kind)
+    for stage, rank in enumerate(schedule.placement):
+        for m in range(wanted):
+            _check_pair(rank, stage, m, kinds[stage, m], wanted)
+
+
+def _check_pair(rank: int, stage: int, m: int, has: set[Kind], wanted: int) -> None:
+    def refuse(kind: Kind, reason: str) -> None:
+        raise ScheduleError(f"rank {rank}, action {Action(stage, kind, m)} {reason}")
+
+    if Kind.F not in has:
+        refuse(Kind.F, f"is missing; every stage runs microbatches 0 to {wanted - 1}: add it")
+    if Kind.B in has:
+        for other in (Kind.I, Kind.W):
+            if other in has:
+                refuse(
+                    other,
+                    f"repeats a part of {Action(stage, Kind.B, m)}, the full backward; "
+                    "write I and W (older PyTorch wrote B for I), or B alone",
+                )
+    elif not has & {Kind.I, Kind.W}:
+        refuse(Kind.I, f"is missing; after {Action(stage, Kind.F, m)} add I and W, or B for both")
+    else:
+        for part, other in ((Kind.I, Kind.W), (Kind.W, Kind.I)):
+            if part not in has:
+                refuse(part, f"is missing; {Action(stage, other, m)} is half a backward: add it, or write B for both")
+
+
+def _check_order(schedule: Schedule, where: dict[Action, int]) -> None:
+    """A rank's own order; across ranks `assign_ticks` looks for deadlock."""
+    fused = fused_backwards(schedule)
+    for rank, row in enumerate(schedule.actions):
+        for position, action in enumerate(row):
+            for need in needs(action, schedule, fused):
+                if schedule.placement[need.stage] == rank and where[need] > position:
+                    raise ScheduleError(
+                        f"rank {rank}, action {action} comes before {need}, whose result it needs; move it after {need}"
+                    )
+            if action.kind is Kind.R:
+                backward = Kind.B if (action.stage, action.microbatch) in fused else Kind.I
+                later = Action(action.stage, backward, action.microbatch)
+                if where[later] < position:
+                    raise ScheduleError(
+                        f"rank {rank}, action {action} recomputes what {later} has used already; "
+                        f"move it before {later} or remove it"
+                    )

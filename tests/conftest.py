@@ -1,0 +1,25 @@
+"""Eight fake CPU devices, and strict promotion, for every test."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# JAX reads these once, when its backend starts.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of reference values and data beside the repository; not part of it."""
+    folder = Path(__file__).resolve().parents[2] / "shared"
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is absent; it holds reference values that are not part of the repository")
+    return folder

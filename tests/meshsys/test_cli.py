@@ -1,0 +1,147 @@
+"""The command line: exit codes, one-line errors, and the commands that need no training."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from meshsys.cli import main
+from schedules.actions import from_csv
+from schedules.families import make, names
+from schedules.ticks import timeline
+
+
+def fails(capsys, *argv: str) -> str:
+    """The message of a command that must fail."""
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("meshsys: error: ") and err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize(
+    ("argv", "wanted"),
+    [
+        ([], "COMMAND"),
+        (["trian"], "did you mean train?"),
+        (["zzz"], "use train, plan, schedule, generate, report"),
+        (["train"], "required: CONFIG;"),
+        (["train", "a.yaml", "--fast"], "unrecognized: --fast"),
+        (["train", "nowhere.yaml"], "nowhere.yaml does not exist"),
+        (["plan", "nowhere.yaml", "--json", "train.steps=5"], "nowhere.yaml does not exist"),
+        (["schedule"], "list|show"),
+        (["schedule", "shw"], "did you mean show?"),
+        (["schedule", "show", "1f1p", "--stages", "4", "--microbatches", "4"], "'1f1b'"),
+        (["schedule", "show", "1f1b", "--stages", "4"], "--microbatches is missing"),
+        (["schedule", "show", "1f1b", "--stages", "4.5", "--microbatches", "4"], "--stages: 4.5 must be an integer"),
+        (["schedule", "show", "1f1b", "--stages", "0", "--microbatches", "4"], "--stages: 0 must be an integer"),
+        (["schedule", "show", "1f1b", "--stages", "2", "--microbatches", "2", "--chunks", "2"], "chunks=2"),
+        (["schedule", "show", "1f1b", "--stages", "2", "--microbatches", "2", "--format", "pdf"], "text, csv, svg"),
+        (["schedule", "show", "csv:nowhere.csv"], "csv:nowhere.csv cannot be read"),
+        (["schedule", "list", "more"], "unrecognized: more"),
+        (["generate", "nowhere", "--prompt", "x"], "the run nowhere does not exist"),
+        (["generate", "nowhere"], "--prompt"),
+        (["generate", "nowhere", "--prompt", "x", "--temperature", "-1"], "--temperature: -1 must be a number"),
+        (["generate", "nowhere", "--prompt", "x", "--temperature", "nan"], "--temperature: nan must be a number"),
+        (["generate", "nowhere", "--prompt", "x", "--max-tokens", "0"], "--max-tokens: 0 must be an integer"),
+        (["report", "nowhere"], "the run nowhere does not exist"),
+    ],
+)
+def test_mistakes(capsys, monkeypatch, tmp_path, argv, wanted):
+    monkeypatch.chdir(tmp_path)
+    assert wanted in fails(capsys, *argv)
+    assert not any(tmp_path.iterdir())
+
+
+def test_broken_config(capsys, tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("run: {name: tiny}\nmodel: {layers: four}\n")
+    for command in ("train", "plan"):
+        assert "model.layers=four is not an integer" in fails(capsys, command, str(path))
+    assert "train.steps=x is not an integer" in fails(
+        capsys, "plan", str(path), "--json", "model.layers=4", "train.steps=x"
+    )
+
+
+def test_the_nearest_run_is_named(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "quickstart").mkdir(parents=True)
+    assert "did you mean runs/quickstart?" in fails(capsys, "report", "quikstart")
+
+
+def test_schedule_list(capsys):
+    assert main(["schedule", "list"]) == 0
+    shown = capsys.readouterr().out.split()
+    assert set(names()) <= set(shown)
+
+
+@pytest.mark.parametrize("name", names())
+def test_schedule_show_csv_reads_back(capsys, monkeypatch, tmp_path, name):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["schedule", "show", name, "--stages", "3", "--microbatches", "5", "--format", "csv"]) == 0
+    path = tmp_path / "schedule.csv"
+    path.write_text(capsys.readouterr().out)
+    wanted = make(name, ranks=3, microbatches=5)
+    assert from_csv(path.read_text()).actions == wanted.actions
+
+    assert main(["schedule", "show", f"csv:{path}"]) == 0
+    assert capsys.readouterr().out.count("rank ") == 3
+    assert "--stages=4, but" in fails(capsys, "schedule", "show", f"csv:{path}", "--stages", "4")
+
+
+def test_schedule_show_text_and_svg(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    options = ["--stages", "2", "--microbatches", "3"]
+    assert main(["schedule", "show", "1f1b", *options]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("rank ")]
+    grid = timeline(make("1f1b", ranks=2, microbatches=3))
+    assert [len(row.split()) - 2 for row in rows] == [len(row) for row in grid]
+    assert main(["schedule", "show", "1f1b", *options, "--format", "svg"]) == 0
+    assert capsys.readouterr().out.startswith("<svg")
+
+
+def test_broken_csv_names_the_file(capsys, tmp_path):
+    path = tmp_path / "bad.csv"
+    path.write_text("0F0,0X0\n")
+    message = fails(capsys, "schedule", "show", f"csv:{path}")
+    assert str(path) in message and "0X0" in message
+
+
+def test_help_exits_with_0(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    assert "schedule" in capsys.readouterr().out
+
+
+def test_ctrl_c(monkeypatch):
+    def interrupt() -> tuple[str, ...]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("schedules.families.names", interrupt)
+    assert main(["schedule", "list"]) == 130
+
+
+def test_as_a_process():
+    """No traceback, one line, and JAX stays out of commands that do not need it."""
+    command = [sys.executable, "-X", "importtime", "-m", "meshsys", "schedule", "show", "1f1p"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    modules = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
+    rest = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
+    assert done.returncode == 2 and done.stdout == ""
+    assert len(rest) == 1 and rest[0].startswith("meshsys: error: ")
+    assert not any(line.split("|")[-1].strip() in ("jax", "pydantic") for line in modules)
+
+
+def test_reader_that_leaves():
+    """`meshsys ... | head` ends without a complaint."""
+    command = [sys.executable, "-m", "meshsys", "schedule", "show", "gpipe", "--stages", "8", "--microbatches", "900"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stderr
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 141
