@@ -313,22 +313,48 @@ class _Run:
                 key: [_put(buffer, slot, j, value) for buffer, value in zip(buffers, mine, strict=True)]
             }
 
-    def _read(self, state: dict, row: dict, block: str, start: Kind, reader: Kind, j: Any = None) -> list[Any]:
-        """What the reader (I or W) takes of what F or I left, None for what it does not read."""
-        taken: dict[Kind, Any] = {}
+    def _read(
+        self, state: dict, row: dict, block: str, start: Kind, reader: Kind, j: Any = None
+    ) -> tuple[list[Any], list[tuple]]:
+        """What the reader (I or W) takes of what F or I left, None for what it does not read; and where it was."""
+        values: list[Any] = [None] * len(self._leaves(block, start))
+        places = []
         for key, slot in zip(self.program.lifetimes, row["slots"], strict=True):
-            if key[:2] == (block, start):
-                taken[key[2]] = iter([(buffer, slot) for buffer in state["buffers"][key]])
-        values = []
-        for crossing in self._leaves(block, start):
-            buffer, slot = next(taken[_ends(crossing, start)])
-            wanted = crossing.for_input if reader is Kind.I else crossing.for_weight
-            values.append(_get(buffer, slot, j) if wanted else None)
-        return values
+            if key[:2] != (block, start):
+                continue
+            mine = [i for i, crossing in enumerate(self._leaves(block, start)) if _ends(crossing, start) is key[2]]
+            for position, i in enumerate(mine):
+                crossing = self._leaves(block, start)[i]
+                if crossing.for_input if reader is Kind.I else crossing.for_weight:
+                    values[i] = _get(state["buffers"][key][position], slot, j)
+                    places.append((key, position, j))
+        return values, places
+
+    def _settle(self, state: dict, places: Sequence[tuple], outputs: PyTree) -> PyTree:
+        """Orders what was computed from buffers before whatever becomes of them.
+
+        Without this barrier XLA copies every buffer in every branch of the switch, since it cannot tell that the
+        reads come first.
+        """
+        entries = []
+        for key, position, j in places:
+            buffer = state["buffers"][key][position]
+            entries.append(buffer[j] if isinstance(buffer, tuple) else buffer)
+        outputs, entries = jax.lax.optimization_barrier((outputs, entries))
+        for (key, position, j), entry in zip(places, entries, strict=True):
+            buffers = list(state["buffers"][key])
+            buffer = buffers[position]
+            buffers[position] = (*buffer[:j], entry, *buffer[j + 1 :]) if isinstance(buffer, tuple) else entry
+            state["buffers"] = state["buffers"] | {key: buffers}
+        return outputs
 
     def _leaves(self, block: str, start: Kind) -> tuple[Crossing, ...]:
         split_block: SplitBlock = getattr(self.blocks, block)
         return split_block.residuals if start is Kind.F else split_block.stash
+
+    def _receive(self, state: dict, row: dict) -> jax.Array:
+        value, state["inbox"] = jax.lax.optimization_barrier((_get(state["inbox"], row["read"]), state["inbox"]))
+        return value
 
     # --- Actions --------------------------------------------------------------------------------------------
 
@@ -348,7 +374,7 @@ class _Run:
             x, residuals = self.blocks.first.forward(self.shared, (), context)
             self._write(state, row, "first", Kind.F, residuals)
         else:
-            x = _get(state["inbox"], row["read"])
+            x = self._receive(state, row)
 
         def body(j: Any, carry: tuple) -> tuple:
             x, buffers = carry
@@ -377,23 +403,25 @@ class _Run:
                 self._write(inner, row, block, Kind.I, stash, j)
                 return
             split_block: SplitBlock = getattr(blocks, block)
-            residuals = self._read(inner, row, block, Kind.F, Kind.W, j)
-            self._accumulate(block, chunk, j, split_block.weight_gradient(params, aux, residuals, stash), inner)
+            residuals, places = self._read(inner, row, block, Kind.F, Kind.W, j)
+            grads = split_block.weight_gradient(params, aux, residuals, stash)
+            self._accumulate(block, chunk, j, self._settle(inner, places, grads), inner)
 
         if has_last:
-            residuals = self._read(state, row, "last", Kind.F, Kind.I)
-            dx, stash = blocks.last.input_gradient(self.shared, context, residuals, self.scale)
+            residuals, places = self._read(state, row, "last", Kind.F, Kind.I)
+            out = blocks.last.input_gradient(self.shared, context, residuals, self.scale)
+            dx, stash = self._settle(state, places, out)
             finish("last", self.shared, context, stash, state)
         else:
-            dx = _get(state["inbox"], row["read"])
+            dx = self._receive(state, row)
 
         def body(i: Any, carry: tuple) -> tuple:
             j = count - 1 - i
             dx, inner = carry
             inner = dict(inner)
             params, aux = self._params(chunk, j), self._aux(context, chunk, j)
-            residuals = self._read(inner, row, "layer", Kind.F, Kind.I, j)
-            dx, stash = blocks.layer.input_gradient(params, aux, residuals, dx)
+            residuals, places = self._read(inner, row, "layer", Kind.F, Kind.I, j)
+            dx, stash = self._settle(inner, places, blocks.layer.input_gradient(params, aux, residuals, dx))
             finish("layer", params, aux, stash, inner, j)
             return dx, inner
 
@@ -401,8 +429,8 @@ class _Run:
         if not has_first:
             return dx, state
         state = dict(state)
-        residuals = self._read(state, row, "first", Kind.F, Kind.I)
-        _, stash = blocks.first.input_gradient(self.shared, context, residuals, dx)
+        residuals, places = self._read(state, row, "first", Kind.F, Kind.I)
+        _, stash = self._settle(state, places, blocks.first.input_gradient(self.shared, context, residuals, dx))
         finish("first", self.shared, context, stash, state)
         return None, state
 
@@ -410,10 +438,11 @@ class _Run:
         has_first, count, has_last = stage
 
         def gradient(block: str, params: PyTree, aux: PyTree, inner: dict, j: Any = None) -> None:
-            residuals = self._read(inner, row, block, Kind.F, Kind.W, j)
-            stash = self._read(inner, row, block, Kind.I, Kind.W, j)
+            residuals, places = self._read(inner, row, block, Kind.F, Kind.W, j)
+            stash, more = self._read(inner, row, block, Kind.I, Kind.W, j)
             split_block: SplitBlock = getattr(self.blocks, block)
-            self._accumulate(block, chunk, j, split_block.weight_gradient(params, aux, residuals, stash), inner)
+            grads = split_block.weight_gradient(params, aux, residuals, stash)
+            self._accumulate(block, chunk, j, self._settle(inner, [*places, *more], grads), inner)
 
         def body(j: Any, inner: dict) -> dict:
             inner = dict(inner)

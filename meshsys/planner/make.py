@@ -1,0 +1,142 @@
+"""From a checked configuration to its plan; no device is touched."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+from meshsys.assemble import Assembly, assemble
+from meshsys.config import Config
+from meshsys.planner import memory
+from meshsys.planner.plan import AxisPlan, BatchPlan, ChipPlan, MeshPlan, Plan, SchedulePlan, StagePlan, ValuePlan
+from meshsys.sharding import BATCH_AXES
+from meshsys.torus import AXES
+from schedules.costs import Costs
+from schedules.simulate import simulate
+from schedules.ticks import timeline
+
+__all__ = ["make_plan", "plan_of"]
+
+_PREDICTIONS = (
+    "schedule.bubble_fraction: takes F, I and W to last one tick each, and B two",
+    "residuals and stash, tensor: heads, d_ff and vocabulary are taken to be divided, the rest to be whole",
+    "memory.workspace: what one block's forward would keep without remat, and its stash; XLA may use more or less",
+)
+
+
+def make_plan(config: Config) -> Plan:
+    """The plan of a configuration.
+
+    Raises:
+        ConfigError: parts of it that do not fit.
+    """
+    return plan_of(assemble(config))
+
+
+def plan_of(assembly: Assembly) -> Plan:
+    """The plan of a checked configuration."""
+    config = assembly.config
+    values = memory.waiting_values(assembly)
+    shapes = jax.eval_shape(assembly.decoder.init, jax.eval_shape(jax.random.key, 0))
+    return Plan(
+        run=config.run.name,
+        parameters=_count(shapes),
+        mesh=_mesh(assembly),
+        stages=_stages(assembly, shapes, values),
+        schedule=_schedule(assembly),
+        batch=_batch(assembly),
+        remat=config.pipeline.remat,
+        fsdp_gather=config.pipeline.fsdp_gather,
+        residuals=values.residuals,
+        stash=values.stash,
+        memory=memory.on_device(assembly, values),
+        ranks=memory.on_ranks(assembly, values),
+        predictions=_PREDICTIONS,
+    )
+
+
+def _mesh(assembly: Assembly) -> MeshPlan:
+    placement, topology = assembly.placement, assembly.placement.topology
+    dims = dict(placement.dims)
+    chips = []
+    for index in np.ndindex(placement.shape):
+        position = {name: place for (name, size), place in zip(placement.axes, index, strict=True) if size > 1}
+        chips.append(ChipPlan(tuple(map(int, placement.coords[index])), position))
+    return MeshPlan(
+        topology=str(topology),
+        dims=topology.dims,
+        dim_names=topology.names,
+        wrap=topology.wrap,
+        devices=topology.size,
+        devices_used=placement.size,
+        axes=tuple(
+            AxisPlan(name, assembly.axes[name], dims[name], placement.hops(name), placement.closes(name))
+            for name in AXES
+        ),
+        chips=tuple(chips),
+    )
+
+
+def _stages(assembly: Assembly, shapes: Any, values: memory.Values) -> tuple[StagePlan, ...]:
+    layout = assembly.program.layout
+    shared, layers = shapes["shared"], shapes["layers"]
+    a_layer = _count(layers) // assembly.config.model.layers
+    peaks = memory.peak_microbatches(assembly.schedule)
+    stages = []
+    for stage, (first, count, last) in enumerate(layout.kinds()):
+        times = {"first": int(first), "layer": count, "last": int(last)}
+        ends = (_count(shared["embed"]) if first else 0) + (_count(shared["head"]) if last else 0)
+
+        def size(found: tuple[ValuePlan, ...], times: dict[str, int] = times) -> int:
+            return sum(value.bytes * times[value.block] for value in found)
+
+        stages.append(
+            StagePlan(
+                stage=stage,
+                rank=layout.placement[stage],
+                chunk=layout.chunk_of[stage],
+                layers=tuple(layout.layers[stage]),
+                embedding=first,
+                head=last,
+                parameters=a_layer * count + ends,
+                residual_bytes=size(values.residuals),
+                stash_bytes=size(values.stash),
+                peak_microbatches=peaks[stage],
+            )
+        )
+    return tuple(stages)
+
+
+def _count(tree: Any) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def _schedule(assembly: Assembly) -> SchedulePlan:
+    schedule = assembly.schedule
+    grid = timeline(schedule)
+    times = simulate(schedule, Costs())
+    return SchedulePlan(
+        name=assembly.config.pipeline.schedule,
+        ranks=schedule.ranks,
+        stages=schedule.stages,
+        chunks=schedule.chunks,
+        microbatches=schedule.microbatches,
+        ticks=len(grid[0]),
+        bubble_fraction=times.bubble_fraction,
+        peak_activations=times.peak_activations,
+        timeline=tuple(tuple(None if action is None else str(action) for action in row) for row in grid),
+    )
+
+
+def _batch(assembly: Assembly) -> BatchPlan:
+    data = assembly.config.data
+    return BatchPlan(
+        batch_size=data.batch_size,
+        sequence_length=data.sequence_length,
+        microbatch_size=assembly.microbatch_size,
+        sequences_a_device=assembly.microbatch_size // math.prod(assembly.axes[axis] for axis in BATCH_AXES),
+        tokens_a_step=data.batch_size * data.sequence_length,
+    )

@@ -1,0 +1,241 @@
+"""Bytes on each device: what stays between steps, what waits in slots, what an action needs.
+
+Slots, accumulators and parameters are those of `schedules.program` and `meshsys.step`; see `meshsys.planner.make` for
+what is predicted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from meshsys.assemble import Assembly
+from meshsys.planner.plan import MemoryPlan, RankPlan, ValuePlan
+from meshsys.sharding import BATCH_AXES, training_specs
+from models import Batch, ModelConfig
+from schedules.actions import Action, Kind, Schedule
+from schedules.backward import Crossing, SplitBlock
+from schedules.program import SplitModel, split_model
+from schedules.remat import Remat
+from schedules.ticks import assign_ticks
+from schedules.validate import live
+
+__all__ = ["Values", "on_device", "on_ranks", "peak_microbatches", "waiting_values"]
+
+PyTree = Any
+
+_BLOCKS = ("first", "layer", "last")
+
+
+# --- Values that wait in slots --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Values:
+    """What F leaves for I and W, and what I leaves for W."""
+
+    residuals: tuple[ValuePlan, ...]
+    stash: tuple[ValuePlan, ...]
+
+    def waits(self) -> Iterable[tuple[ValuePlan, Kind]]:
+        """Each value, and the action that leaves it."""
+        yield from ((value, Kind.F) for value in self.residuals)
+        yield from ((value, Kind.I) for value in self.stash)
+
+
+def waiting_values(assembly: Assembly) -> Values:
+    """Every value that waits, with its slots."""
+    blocks = {block: getattr(assembly.split, block) for block in _BLOCKS}
+    return Values(
+        tuple(_value(assembly, block, value, Kind.F) for block in _BLOCKS for value in blocks[block].residuals),
+        tuple(_value(assembly, block, value, Kind.I) for block in _BLOCKS for value in blocks[block].stash),
+    )
+
+
+def _value(assembly: Assembly, block: str, crossing: Crossing, start: Kind) -> ValuePlan:
+    program = assembly.program
+    until = Kind.W if start is Kind.I or crossing.for_weight else Kind.I
+    parts = _tensor_parts(crossing, assembly.config.model, assembly.axes["tensor"])
+    slots = program.table.counts[program.lifetimes[block, start, until]]
+    places = program.layout.table.shape[2] if block == "layer" else 1
+    size = crossing.bytes // parts
+    return ValuePlan(
+        block=block,
+        name=crossing.name,
+        shape=tuple(crossing.aval.shape),
+        dtype=str(crossing.aval.dtype),
+        tensor=parts,
+        bytes=size,
+        until=str(until),
+        slots=slots,
+        places=places,
+        total_bytes=size * slots * places,
+        on_host=crossing.on_host,
+    )
+
+
+def _tensor_parts(crossing: Crossing, model: ModelConfig, tensor: int) -> int:
+    """Into how many parts XLA is expected to divide a value; what could be either counts as whole."""
+    shape = crossing.aval.shape
+    if len(shape) >= 4:  # only what has heads has so many dimensions
+        return tensor if model.num_kv_heads % tensor == 0 else 1
+    wide = shape[-1] if len(shape) == 3 else 0
+    divided = (model.d_ff, model.vocab_size) if model.vocab_size % tensor == 0 else (model.d_ff,)
+    return tensor if wide in divided and wide != model.d_model else 1
+
+
+# --- On each device -------------------------------------------------------------------------------------------
+
+
+def on_device(assembly: Assembly, values: Values) -> MemoryPlan:
+    """What each device allocates."""
+    config, axes, decoder = assembly.config, assembly.axes, assembly.decoder
+    canonical = jax.eval_shape(decoder.init, _key())
+    specs = training_specs(decoder.logical_axes(), canonical, axes)
+    stored = _staged(assembly, canonical)
+    computed = jax.eval_shape(decoder.cast, stored)
+    each_tick = config.pipeline.fsdp_gather == "tick"
+    whole = {"shared": ("tensor",), "layers": ("pipe", "tensor")}
+
+    parameters = sum(_bytes(stored[part], specs[part], axes) for part in whole)
+    gradients = gathered = 0
+    for part, kept in whole.items():
+        held = axes if each_tick and part == "layers" else {name: axes[name] for name in kept}
+        gradients += _bytes(computed[part], specs[part], held, least=4)
+        copy, original = _bytes(computed[part], specs[part], held), _bytes(stored[part], specs[part], axes)
+        cast = copy != _bytes(stored[part], specs[part], held)
+        gathered += copy if cast or copy != original else 0
+    if each_tick:
+        places = math.prod(assembly.program.layout.table.shape)
+        gathered += _bytes(computed["layers"], specs["layers"], {"tensor": axes["tensor"]}) // places
+
+    rows = config.data.batch_size // math.prod(axes[axis] for axis in BATCH_AXES)
+    x = assembly.split.x
+    within = {
+        "gradients": gradients,
+        "gathered_weights": gathered,
+        "residual_slots": sum(value.total_bytes for value in values.residuals if not value.on_host),
+        "stash_slots": sum(value.total_bytes for value in values.stash),
+        "inbox_slots": (assembly.program.table.inbox_slots + 1) * x.size * x.dtype.itemsize,
+        "workspace": _workspace(assembly, canonical),
+    }
+    staying = {
+        "parameters": parameters,
+        "optimizer_state": 2 * parameters,  # AdamW's two moments
+        "batch": rows * 4 * (5 * config.data.sequence_length + 1),  # five arrays [rows, S] and one [rows]
+    }
+    return MemoryPlan(
+        **staying,
+        **within,
+        temporaries=sum(within.values()),
+        total=sum(staying.values()) + sum(within.values()),
+        host=sum(value.total_bytes for value in values.residuals if value.on_host),
+    )
+
+
+def _staged(assembly: Assembly, canonical: PyTree) -> PyTree:
+    layers = jax.eval_shape(assembly.program.layout.to_stages, canonical["layers"])
+    return {"shared": canonical["shared"], "layers": layers}
+
+
+def _bytes(tree: PyTree, specs: PyTree, axes: Mapping[str, int], least: int = 1) -> int:
+    """One device's share, of leaves sharded over these axes alone; `least` is the fewest bytes of an element."""
+
+    def leaf(value: jax.ShapeDtypeStruct, spec: PartitionSpec) -> int:
+        names = {name for entry in spec if entry for name in ((entry,) if isinstance(entry, str) else entry)}
+        return value.size * max(value.dtype.itemsize, least) // math.prod(axes.get(name, 1) for name in names)
+
+    return sum(jax.tree.leaves(jax.tree.map(leaf, tree, specs)))
+
+
+def _workspace(assembly: Assembly, canonical: PyTree) -> int:
+    """The most that one block's backward has in hand: all that its forward made for it, and the stash."""
+    plain = _without_remat(assembly, canonical)
+    model, tensor = assembly.config.model, assembly.axes["tensor"]
+
+    def size(crossings: Sequence[Crossing]) -> int:
+        return sum(crossing.bytes // _tensor_parts(crossing, model, tensor) for crossing in crossings)
+
+    def blocks(split: SplitModel) -> list[SplitBlock]:
+        return [split.first, split.layer, split.last]
+
+    pairs = zip(blocks(plain), blocks(assembly.split), strict=True)
+    return max(size(kept.residuals) + size(cut.stash) for kept, cut in pairs)
+
+
+def _without_remat(assembly: Assembly, canonical: PyTree) -> SplitModel:
+    if assembly.program.remat.kind == "none":
+        return assembly.split
+    params = jax.eval_shape(assembly.decoder.cast, canonical)
+    layer = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params["layers"])
+    shape = assembly.split.x.shape[:2]
+    ints = [jax.ShapeDtypeStruct(shape, jnp.int32)] * 4
+    fields: Any = (*ints, jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct(shape[:1], jnp.int32))
+    return split_model(assembly.model, layer, params["shared"], Batch(*fields), _key(), Remat("none"))
+
+
+def _key() -> PyTree:
+    return jax.eval_shape(jax.random.key, 0)
+
+
+# --- On each rank ---------------------------------------------------------------------------------------------
+
+
+def on_ranks(assembly: Assembly, values: Values) -> tuple[RankPlan, ...]:
+    """What each rank really fills."""
+    schedule, layout, table = assembly.schedule, assembly.program.layout, assembly.program.table
+    kinds = layout.kinds()
+    filled = {start: np.zeros((schedule.ranks, table.ticks), np.int64) for start in (Kind.F, Kind.I)}
+    for end in (Kind.I, Kind.W):
+        for start in (kind for kind in filled if kind is not end):
+            sizes = {block: 0 for block in _BLOCKS}
+            for value, left_by in values.waits():
+                if left_by is start and value.until == end and not value.on_host:
+                    sizes[value.block] += value.bytes
+            for stage, begins, ends in _waits(schedule, start, end):
+                first, layers, last = kinds[stage]
+                size = sizes["first"] * first + sizes["layer"] * layers + sizes["last"] * last
+                filled[start][schedule.placement[stage], begins : ends + 1] += size
+    x = assembly.split.x
+    inbox = np.zeros(schedule.ranks, np.int64)
+    for slots in table.receive:
+        inbox = np.maximum(inbox, np.where(slots < table.inbox_slots, slots + 1, 0).max(0))
+    return tuple(
+        RankPlan(
+            rank=rank,
+            stages=schedule.stages_of(rank),
+            layers=sum(kinds[stage][1] for stage in schedule.stages_of(rank)),
+            peak_activations=peak,
+            residual_bytes=int(filled[Kind.F][rank].max()),
+            stash_bytes=int(filled[Kind.I][rank].max()),
+            inbox_bytes=int(inbox[rank]) * x.size * x.dtype.itemsize,
+            peak_bytes=int((filled[Kind.F] + filled[Kind.I])[rank].max()),
+        )
+        for rank, peak in enumerate(live(schedule))
+    )
+
+
+def peak_microbatches(schedule: Schedule) -> tuple[int, ...]:
+    """Per stage, the most microbatches between F and the end of their backward."""
+    held: dict[int, list[tuple[int, int]]] = {stage: [] for stage in range(schedule.stages)}
+    for stage, begins, ends in _waits(schedule, Kind.F, Kind.W):
+        held[stage].append((begins, ends))
+    return tuple(
+        max(sum(begins <= tick <= ends for begins, ends in spans) for tick, _ in spans) for spans in held.values()
+    )
+
+
+def _waits(schedule: Schedule, start: Kind, end: Kind) -> Iterable[tuple[int, int, int]]:
+    """(stage, first tick, last tick) of what waits from `start` to `end`; a full backward ends what it would start."""
+    ticks = assign_ticks(schedule)
+    for action, begins in ticks.items():
+        if action.kind is start:
+            later = (Action(action.stage, kind, action.microbatch) for kind in (end, Kind.B))
+            yield action.stage, begins, next(ticks[last] for last in later if last in ticks)

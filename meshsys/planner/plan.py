@@ -1,0 +1,241 @@
+"""The plan of a run as frozen records; their fields are the keys of its JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pydantic import TypeAdapter
+
+__all__ = [
+    "AxisPlan",
+    "BatchPlan",
+    "ChipPlan",
+    "MemoryPlan",
+    "MeshPlan",
+    "Plan",
+    "RankPlan",
+    "SchedulePlan",
+    "StagePlan",
+    "ValuePlan",
+]
+
+
+@dataclass(frozen=True)
+class AxisPlan:
+    """A mesh axis, the torus dimensions that it runs along, and its hops (`meshsys.torus.Placement`)."""
+
+    name: str
+    size: int
+    dims: str
+    hops: int
+    closes: int
+
+
+@dataclass(frozen=True)
+class ChipPlan:
+    """A device in use: its coordinates on the torus, and its position on each axis longer than 1."""
+
+    coords: tuple[int, ...]
+    position: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class MeshPlan:
+    """The torus and what the run takes of it.
+
+    Attributes:
+        dims: devices along each dimension of the torus, named in `dim_names`.
+        wrap: for each dimension whether its last device is linked to its first.
+    """
+
+    topology: str
+    dims: tuple[int, ...]
+    dim_names: tuple[str, ...]
+    wrap: tuple[bool, ...]
+    devices: int
+    devices_used: int
+    axes: tuple[AxisPlan, ...]
+    chips: tuple[ChipPlan, ...]
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """One stage of the pipeline.
+
+    Attributes:
+        layers: global layer numbers.
+        parameters: over all devices; a tied table counts with the embedding.
+        residual_bytes: what one microbatch's F keeps, on each device.
+        stash_bytes: what its I leaves for W, on each device.
+        peak_microbatches: the most microbatches between F and the end of their backward.
+    """
+
+    stage: int
+    rank: int
+    chunk: int
+    layers: tuple[int, ...]
+    embedding: bool
+    head: bool
+    parameters: int
+    residual_bytes: int
+    stash_bytes: int
+    peak_microbatches: int
+
+
+@dataclass(frozen=True)
+class SchedulePlan:
+    """The schedule in lock step.
+
+    Attributes:
+        name: `pipeline.schedule`.
+        bubble_fraction: predicted, for F, I and W of one tick each.
+        peak_activations: per rank, the most (stage, microbatch) pairs held at once.
+        timeline: `timeline[rank][tick]`, as in "0F3"; None is a bubble.
+    """
+
+    name: str
+    ranks: int
+    stages: int
+    chunks: int
+    microbatches: int
+    ticks: int
+    bubble_fraction: float
+    peak_activations: tuple[int, ...]
+    timeline: tuple[tuple[str | None, ...], ...]
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """What a step reads.
+
+    Attributes:
+        microbatch_size: sequences in a microbatch, over all devices.
+        sequences_a_device: those of a microbatch that one device runs.
+    """
+
+    batch_size: int
+    sequence_length: int
+    microbatch_size: int
+    sequences_a_device: int
+    tokens_a_step: int
+
+
+@dataclass(frozen=True)
+class ValuePlan:
+    """A value that waits in slots: a residual (left by F) or a part of the stash (left by I).
+
+    Attributes:
+        block: `first` (the embedding), `layer` or `last` (the head).
+        name: the model's name for it, or the operation that made it.
+        shape: for one device's sequences; whole along what `tensor` divides.
+        tensor: into how many parts the `tensor` axis divides it, as predicted.
+        bytes: one device's part, for one microbatch and one layer.
+        until: the action that ends its wait, I or W.
+        slots: how many of it a device can hold for each of its places.
+        places: layers of a stage, 1 for `first` and `last`.
+        total_bytes: bytes x slots x places, which every device allocates.
+    """
+
+    block: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    tensor: int
+    bytes: int
+    until: str
+    slots: int
+    places: int
+    total_bytes: int
+    on_host: bool
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes on each device. One program runs on all, so each allocates what the busiest rank needs.
+
+    Attributes:
+        parameters, optimizer_state: what stays between steps.
+        batch: the tokens, positions and weights of a step.
+        gradients: the accumulators, float32 at least.
+        gathered_weights: copies of the weights as the layers read them.
+        residual_slots, stash_slots, inbox_slots: what waits between actions.
+        workspace: what an action uses while it runs, as predicted.
+        temporaries: all that lives within a step, from `gradients` to `workspace`.
+        total: what stays, the batch and the temporaries.
+        host: residuals that wait in host memory.
+    """
+
+    parameters: int
+    optimizer_state: int
+    batch: int
+    gradients: int
+    gathered_weights: int
+    residual_slots: int
+    stash_slots: int
+    inbox_slots: int
+    workspace: int
+    temporaries: int
+    total: int
+    host: int
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """What a rank of `pipe` fills of the slots that it has, in bytes on each device.
+
+    Attributes:
+        residual_bytes, stash_bytes: the most that waits of each, maybe in different ticks.
+        inbox_bytes: the slots of its inbox that it ever fills.
+        peak_bytes: the most residuals and stash that wait at once.
+    """
+
+    rank: int
+    stages: tuple[int, ...]
+    layers: int
+    peak_activations: int
+    residual_bytes: int
+    stash_bytes: int
+    inbox_bytes: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that is known before a run.
+
+    Attributes:
+        run: `run.name`.
+        parameters: number of parameters of the model, tied ones once.
+        remat, fsdp_gather: as in the configuration's `pipeline` section.
+        predictions: which numbers are estimates; the others are those that the program is built from.
+    """
+
+    run: str
+    parameters: int
+    mesh: MeshPlan
+    stages: tuple[StagePlan, ...]
+    schedule: SchedulePlan
+    batch: BatchPlan
+    remat: str
+    fsdp_gather: str
+    residuals: tuple[ValuePlan, ...]
+    stash: tuple[ValuePlan, ...]
+    memory: MemoryPlan
+    ranks: tuple[RankPlan, ...]
+    predictions: tuple[str, ...]
+
+    def to_json(self) -> str:
+        """One JSON object; its keys are the names of the fields."""
+        return json.dumps(dataclasses.asdict(self), allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            ValueError: the text is something else.
+        """
+        return TypeAdapter(cls).validate_json(text)

@@ -1,0 +1,217 @@
+"""A plan as plain text for the terminal, at most 110 columns wide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from meshsys.planner.plan import Plan, ValuePlan
+from schedules import render
+from schedules.actions import Schedule, from_csv
+
+__all__ = ["bytes_text", "describe", "layers_text", "place_text", "schedule_of"]
+
+_WIDTH = 110
+_TIMELINE_LINES, _DEVICE_LINES = 40, 16  # the most that are shown
+
+
+def describe(plan: Plan) -> str:
+    """The plan, section by section, without a line break at the end."""
+    sections = (_head(plan), _mesh(plan), _stages(plan), _timeline(plan), _values(plan), _memory(plan), _notes(plan))
+    return "\n\n".join("\n".join(section) for section in sections)
+
+
+def schedule_of(plan: Plan) -> Schedule:
+    """The schedule that the plan's timeline shows."""
+    rows = (",".join(cell or "" for cell in row) for row in plan.schedule.timeline)
+    return from_csv("\n".join(rows), plan.schedule.name)
+
+
+def bytes_text(size: float) -> str:
+    """Bytes with three digits and a binary unit."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.4g} TiB"
+
+
+def layers_text(layers: Sequence[int]) -> str:
+    """Successive layers as a range."""
+    if len(layers) < 2:
+        return str(layers[0]) if layers else "none"
+    return f"{layers[0]}-{layers[-1]}"
+
+
+def place_text(value: ValuePlan) -> str:
+    """Where a value waits and how it is divided."""
+    divided = f"1/{value.tensor} by tensor" if value.tensor > 1 else ""
+    return ", ".join(filter(None, ("host" if value.on_host else "", divided)))
+
+
+# --- Sections -------------------------------------------------------------------------------------------------
+
+
+def _head(plan: Plan) -> list[str]:
+    batch, schedule = plan.batch, plan.schedule
+    ways = f"{schedule.microbatches} microbatches of {batch.microbatch_size}"
+    if schedule.microbatches == 1:
+        ways = f"1 microbatch of {batch.microbatch_size}"
+    return [
+        f"{plan.run}: {plan.parameters:,} parameters on {plan.mesh.devices_used} of {plan.mesh.devices} devices",
+        f"  a step      {batch.tokens_a_step:,} tokens: {batch.batch_size} sequences of {batch.sequence_length}, in "
+        f"{ways}; a device runs {batch.sequences_a_device} at once",
+        f"  remat       {plan.remat}",
+        f"  weights     gathered once a {plan.fsdp_gather}",
+    ]
+
+
+def _mesh(plan: Plan) -> list[str]:
+    mesh = plan.mesh
+    sides = ", ".join(
+        f"{name} {size}{' (ring)' if wrap else ''}"
+        for name, size, wrap in zip(mesh.dim_names, mesh.dims, mesh.wrap, strict=True)
+    )
+    rows = [
+        (axis.name, axis.size, axis.dims, axis.hops, axis.closes) if axis.size > 1 else (axis.name, 1, "-", "-", "-")
+        for axis in mesh.axes
+    ]
+    lines = [f"Mesh: topology {mesh.topology} ({sides})", *_table(("axis", "size", "along", "hops", "to close"), rows)]
+    chips = [
+        f"({','.join(map(str, chip.coords))}) {' '.join(f'{name} {place}' for name, place in chip.position.items())}"
+        for chip in mesh.chips
+    ]
+    return [*lines, "", "Devices, by coordinates on the torus", *_cut(_columns(chips), _DEVICE_LINES, "--json has them all")]
+
+
+def _stages(plan: Plan) -> list[str]:
+    rows = [
+        (
+            stage.stage,
+            stage.rank,
+            stage.chunk,
+            layers_text(stage.layers),
+            " + ".join(name for name, held in (("embedding", stage.embedding), ("head", stage.head)) if held) or "-",
+            f"{stage.parameters:,}",
+            bytes_text(stage.residual_bytes),
+            bytes_text(stage.stash_bytes),
+            stage.peak_microbatches,
+        )
+        for stage in plan.stages
+    ]
+    head = ("stage", "rank", "chunk", "layers", "ends", "parameters", "F keeps", "I leaves W", "at once")
+    return ["Stages (bytes a device, for one microbatch; at once: the most microbatches)", *_table(head, rows)]
+
+
+def _timeline(plan: Plan) -> list[str]:
+    schedule = plan.schedule
+    picture = render.text(schedule_of(plan), _WIDTH).rstrip().splitlines()
+    options = f"--stages {schedule.ranks} --microbatches {schedule.microbatches} --chunks {schedule.chunks}"
+    more = f"`meshsys schedule show {schedule.name} {options}` shows all"
+    return [
+        f"Schedule, tick by tick; predicted bubble {schedule.bubble_fraction:.1%} (F, I and W of one tick each)",
+        *_cut([f"  {line}".rstrip() for line in picture], _TIMELINE_LINES, more),
+    ]
+
+
+def _values(plan: Plan) -> list[str]:
+    lines = []
+    for title, values in (
+        (f"Residuals: what F keeps for the backward (remat {plan.remat})", plan.residuals),
+        ("Stash: what I leaves for W", plan.stash),
+    ):
+        rows = [
+            (
+                value.block,
+                value.name,
+                "x".join(map(str, value.shape)),
+                value.dtype,
+                bytes_text(value.bytes),
+                value.until,
+                f"{value.slots} x {value.places}",
+                bytes_text(value.total_bytes),
+                place_text(value),
+            )
+            for value in values
+        ]
+        head = ("block", "value", "shape", "dtype", "bytes", "until", "slots", "in all", "")
+        lines += [title, *_table(head, rows), ""]
+    return lines[:-1]
+
+
+def _memory(plan: Plan) -> list[str]:
+    memory = plan.memory
+    parts = [
+        ("parameters", memory.parameters),
+        ("optimizer state", memory.optimizer_state),
+        ("batch", memory.batch),
+        ("gradients", memory.gradients),
+        ("gathered weights", memory.gathered_weights),
+        ("residual slots", memory.residual_slots),
+        ("stash slots", memory.stash_slots),
+        ("inbox slots", memory.inbox_slots),
+        ("workspace", memory.workspace),
+        ("total", memory.total),
+    ]
+    if memory.host:
+        parts.append(("on the host", memory.host))
+    rows = [
+        (
+            rank.rank,
+            ", ".join(map(str, rank.stages)),
+            rank.layers,
+            rank.peak_activations,
+            bytes_text(rank.residual_bytes),
+            bytes_text(rank.stash_bytes),
+            bytes_text(rank.inbox_bytes),
+            bytes_text(rank.peak_bytes),
+        )
+        for rank in plan.ranks
+    ]
+    head = ("rank", "stages", "layers", "activations", "residuals", "stash", "inbox", "at once")
+    return [
+        "Memory of each device (all allocate what the busiest rank needs)",
+        *_table(("", "bytes"), [(name, bytes_text(size)) for name, size in parts]),
+        "",
+        "Peaks of each rank, in bytes a device (what it fills of its slots)",
+        *_table(head, rows),
+    ]
+
+
+def _notes(plan: Plan) -> list[str]:
+    return ["Predicted; all else is what the program is built from", *(f"  {note}" for note in plan.predictions)]
+
+
+# --- Layout ---------------------------------------------------------------------------------------------------
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Columns as wide as they must be; those that hold numbers are set to the right."""
+    cells = [head, *([str(cell) for cell in row] for row in rows)]
+    if len(cells) == 1:
+        return ["  none"]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    right = [all(row[i][:1].isdigit() or row[i] in ("-", "") for row in cells[1:]) for i in range(len(head))]
+    lines = []
+    for row in cells:
+        fields = zip(row, widths, right, strict=True)
+        words = (cell.rjust(width) if to_right else cell.ljust(width) for cell, width, to_right in fields)
+        lines.append(f"  {'  '.join(words)}".rstrip())
+    return lines
+
+
+def _columns(items: Sequence[str]) -> list[str]:
+    width = max(map(len, items)) + 3
+    per_line = max(1, (_WIDTH - 2) // width)
+    return [
+        "  " + "".join(item.ljust(width) for item in items[first : first + per_line]).rstrip()
+        for first in range(0, len(items), per_line)
+    ]
+
+
+def _cut(lines: Sequence[str], most: int, way: str) -> list[str]:
+    """At most so many lines; where there are blank ones, it ends before one."""
+    if len(lines) <= most:
+        return list(lines)
+    end = max((place for place in range(1, most + 1) if not lines[place]), default=most)
+    end = end if any(lines[1:end]) else most
+    return [*lines[:end], f"  ... {sum(map(bool, lines[end:]))} more lines; {way}"]

@@ -1,0 +1,45 @@
+"""A run as one self-contained page: losses, schedule, torus, memory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from meshsys.config import load_config
+from meshsys.errors import ConfigError
+from meshsys.planner import Plan
+from meshsys.report.history import read_history
+from meshsys.report.page import page
+
+__all__ = ["write_report"]
+
+
+def write_report(run_dir: Path) -> Path:
+    """Writes `report.html` into a run's folder, and returns its path.
+
+    Reads `config.yaml`, and as far as they are there `metrics.jsonl` and `plan.json`.
+
+    Raises:
+        ConfigError: the folder is not a run, or its configuration or plan is damaged.
+    """
+    if not (run_dir / "config.yaml").is_file():
+        raise ConfigError(f"{run_dir} is not a run: it has no config.yaml; give a folder that `meshsys train` wrote")
+    config = load_config(run_dir / "config.yaml")
+    text = page(config, _read_plan(run_dir / "plan.json"), read_history(run_dir / "metrics.jsonl"))
+    path = run_dir / "report.html"
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}; make the folder writable") from None
+    return path
+
+
+def _read_plan(path: Path) -> Plan | None:
+    if not path.is_file():
+        return None
+    try:
+        return Plan.from_json(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise ConfigError(f"{path} is not a plan; remove it, and `meshsys train` writes it again") from None
