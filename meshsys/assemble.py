@@ -26,7 +26,7 @@ from schedules.program import PipelineModel, Program, SplitModel, split_model
 from schedules.remat import Remat
 from schedules.validate import validate
 
-__all__ = ["Assembly", "assemble"]
+__all__ = ["Assembly", "assemble", "split_blocks"]
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ def assemble(config: Config, *, poison: bool = False) -> Assembly:
     decoder = Decoder(config.model)
     model = PipelineModel(decoder.prepare, decoder.embed, decoder.layer, decoder.head)
     remat = _remat(config)
-    split = _split(config, decoder, model, remat)
-    _check_remat(config, decoder, model, remat, split)
+    split = split_blocks(config, model, remat)
+    _check_remat(config, model, remat, split)
     program = Program(schedule, config.model.layers, remat, poison=poison)
     return Assembly(config, tokenizer, placement, schedule, decoder, model, program, split)
 
@@ -177,36 +177,37 @@ def _remat(config: Config) -> Remat:
         raise ConfigError(f"pipeline.remat={config.pipeline.remat} {error}") from None
 
 
-def _split(config: Config, decoder: Decoder, model: PipelineModel, remat: Remat) -> SplitModel:
+def split_blocks(config: Config, model: PipelineModel, remat: Remat) -> SplitModel:
+    """The blocks' backwards, cut under a policy, for one device's share of a microbatch of a checked configuration."""
+    decoder = Decoder(config.model)
     shares = config.pipeline.microbatches * math.prod(getattr(config.mesh.axes, axis) for axis in BATCH_AXES)
     sequences, length = config.data.batch_size // shares, config.data.sequence_length
-    tokens = jax.ShapeDtypeStruct((sequences, length), jnp.int32)
-    weights = jax.ShapeDtypeStruct((sequences, length), jnp.float32)
-    batch = Batch(tokens, tokens, tokens, tokens, weights, jax.ShapeDtypeStruct((sequences,), jnp.int32))
+    tokens: Any = jax.ShapeDtypeStruct((sequences, length), jnp.int32)
+    weights: Any = jax.ShapeDtypeStruct((sequences, length), jnp.float32)
+    sequence: Any = jax.ShapeDtypeStruct((sequences,), jnp.int32)
+    batch = Batch(tokens, tokens, tokens, tokens, weights, sequence)
     key = jax.eval_shape(jax.random.key, 0)
     params: Any = jax.eval_shape(lambda key: decoder.cast(decoder.init(key)), key)
     layer = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params["layers"])
     return split_model(model, layer, params["shared"], batch, key, remat)
 
 
-def _check_remat(
-    config: Config, decoder: Decoder, model: PipelineModel, remat: Remat, split: SplitModel
-) -> None:
+def _check_remat(config: Config, model: PipelineModel, remat: Remat, split: SplitModel) -> None:
     """A policy that changes nothing would be a mistake that nobody sees."""
     if not remat.names:
         return
     kept = {crossing.name for crossing in split.layer.residuals}
     idle = [name for name in remat.names if name not in kept]
     if idle:
-        useful = [name for name in SAVEABLE_NAMES if name not in idle and _has_effect(config, decoder, model, name)]
+        useful = [name for name in SAVEABLE_NAMES if name not in idle and _has_effect(config, model, name)]
         raise ConfigError(
             f"pipeline.remat={remat} has no effect for {', '.join(idle)}: the backward does not read "
             f"{'it' if len(idle) == 1 else 'them'}; use {', '.join(useful)}"
         )
 
 
-def _has_effect(config: Config, decoder: Decoder, model: PipelineModel, name: str) -> bool:
-    split = _split(config, decoder, model, Remat("names", (name,)))
+def _has_effect(config: Config, model: PipelineModel, name: str) -> bool:
+    split = split_blocks(config, model, Remat("names", (name,)))
     return name in {crossing.name for crossing in split.layer.residuals}
 
 

@@ -18,9 +18,12 @@ import orbax.checkpoint as ocp
 
 from meshsys.errors import ConfigError
 
-__all__ = ["Checkpoints"]
+__all__ = ["Checkpoints", "restore_params"]
 
 PyTree = Any
+
+# Orbax reports every step of its work, through absl, as a warning.
+logging.getLogger("absl").setLevel(logging.ERROR)
 
 
 class Checkpoints:
@@ -32,7 +35,6 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, keep: int):
-        logging.getLogger("absl").setLevel(logging.ERROR)
         self._folder = folder.absolute()
         self._keep = keep
         self._manager = self._open()
@@ -142,3 +144,30 @@ def _sums(state: PyTree) -> PyTree:
         return jnp.sum(jax.lax.bitcast_convert_type(array, unsigned).astype(jnp.uint32), dtype=jnp.uint32)
 
     return jax.tree.map(leaf, state)
+
+
+def restore_params(folder: Path, shapes: PyTree) -> PyTree:
+    """The parameters of the newest checkpoint, in canonical form, on JAX's first device.
+
+    Raises:
+        ConfigError: there is no checkpoint, or it cannot be read.
+    """
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    wanted = {"params": jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), shapes)}
+    with ocp.CheckpointManager(
+        folder.absolute(), options=ocp.CheckpointManagerOptions(read_only=True), item_names=("state", "meta")
+    ) as manager:
+        step = manager.latest_step() if folder.is_dir() else None
+        if step is None:
+            raise ConfigError(f"{folder.parent} has no checkpoint yet; train it first, or wait for checkpoint.every steps")
+        try:
+            restore = ocp.args.PyTreeRestore(
+                wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted), partial_restore=True
+            )
+            return manager.restore(step, args=ocp.args.Composite(state=restore))["state"]["params"]
+        except Exception as error:
+            reason = " ".join(str(error).split())[:160]
+            raise ConfigError(
+                f"checkpoint {step} of {folder.parent} cannot be read ({reason}); run `meshsys train` on it, which falls "
+                "back to the one before"
+            ) from None

@@ -53,7 +53,7 @@ class Step:
         self._optimizer = make_optimizer(config.train)
         decoder, layout = assembly.decoder, assembly.program.layout
         axes = decoder.logical_axes()
-        shapes = jax.eval_shape(decoder.init, jax.random.key(0))
+        shapes = jax.eval_shape(decoder.init, jax.eval_shape(jax.random.key, 0))
         self._specs = training_specs(axes, shapes, assembly.axes)
         self._layout = layout
         self.shardings = self._state_shardings(
@@ -85,7 +85,10 @@ class Step:
         def make() -> State:
             return self._new_state(self._staged(self.assembly.decoder.init(jax.random.fold_in(key, 0))))
 
-        return jax.jit(make, out_shardings=self.shardings)()
+        # Random numbers are most of what XLA compiles on CPU, and it runs once: do not optimise it.
+        on_cpu = self.mesh.devices.flat[0].platform == "cpu"
+        options = {"xla_backend_optimization_level": 0} if on_cpu else None
+        return jax.jit(make, out_shardings=self.shardings, compiler_options=options)()
 
     def to_canonical(self, state: State) -> State:
         """The state by global layer, as checkpoints hold it."""
@@ -103,7 +106,7 @@ class Step:
         return State(jnp.zeros((), jnp.int32), params, self._optimizer.init(params))
 
     def _state_shardings(self, specs: PyTree, params: PyTree) -> State:
-        replicated = PartitionSpec()
+        replicated: Any = PartitionSpec()
         opt_state = jax.eval_shape(self._optimizer.init, params)
         opt_specs = optax.tree.map_params(
             self._optimizer,
@@ -140,12 +143,12 @@ class Step:
         config = self.assembly.config
         shape = (config.pipeline.microbatches, self.assembly.microbatch_size)
 
-        def struct(dtype: Any, *rest: int) -> jax.ShapeDtypeStruct:
+        def struct(dtype: Any, *rest: int) -> Any:
             return jax.ShapeDtypeStruct((*shape, *rest), dtype, sharding=self._batch_sharding)
 
         length = config.data.sequence_length
-        ints = [struct(jnp.int32, length)] * 4
-        batch = Batch(*ints, struct(jnp.float32, length), struct(jnp.int32))
+        ints = struct(jnp.int32, length)
+        batch = Batch(ints, ints, ints, ints, struct(jnp.float32, length), struct(jnp.int32))
         return state, batch, self._rows
 
     def put(self, batch: data.Batch) -> Batch:
@@ -176,8 +179,9 @@ class Step:
         grad_norm = jnp.sqrt(sum(jnp.sum(leaf) for leaf in jax.tree.leaves(squares)))
         finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
         grads = jax.tree.map(lambda grad, param: grad.astype(param.dtype), grads, state.params)
-        rate = jnp.asarray(learning_rate(config.train)(state.step), jnp.float32)
-        updates, opt_state = self._optimizer.update(grads, state.opt_state, state.params)
+        rate = jnp.asarray(learning_rate(config.train)(state.step.astype(jnp.float32)), jnp.float32)
+        with jax.numpy_dtype_promotion("standard"):  # optax raises a float to an integer power
+            updates, opt_state = self._optimizer.update(grads, state.opt_state, state.params)
         updates = jax.tree.map(lambda update: -rate.astype(update.dtype) * update, updates)
         updated = State(state.step, optax.apply_updates(state.params, updates), opt_state)
         kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, state)

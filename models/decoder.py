@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from models.config import ModelConfig
-from models.layers import Attention, Mlp, RmsNorm, dropout, rotary_table
+from models.layers import Attention, Mlp, RmsNorm, dropout, parameter, rotary_table
 
 __all__ = [
     "SAVEABLE_NAMES",
@@ -67,12 +67,8 @@ class _Embed(nn.Module):
     @nn.compact
     def __call__(self, tokens_BS: jax.Array) -> jax.Array:
         config = self.config
-        table_VD = self.param(
-            "embedding",
-            nn.with_logical_partitioning(nn.initializers.normal(config.d_model**-0.5), ("vocab", "embed")),
-            (config.vocab_size, config.d_model),
-            jnp.dtype(config.param_dtype),
-        )
+        init = nn.initializers.normal(config.d_model**-0.5)
+        table_VD = parameter(self, "embedding", init, (config.vocab_size, config.d_model), ("vocab", "embed"))
         return table_VD.astype(jnp.dtype(config.dtype))[tokens_BS]
 
 
@@ -84,10 +80,7 @@ class _Layer(nn.Module):
         self, x_BSD: jax.Array, context: Context, layer: jax.Array, cache: Any = None
     ) -> tuple[jax.Array, Any]:
         rate, key, sequence_B = self.config.dropout, context.key, context.batch.sequence
-        if rate > 0.0 and key is not None:
-            keys = jax.random.split(jax.random.fold_in(key, layer))
-        else:
-            keys = (None, None)
+        keys = (None, None) if rate == 0.0 or key is None else jax.random.split(jax.random.fold_in(key, layer))
         normed = RmsNorm(self.config, name="attention_norm")(x_BSD)
         attended, cache = Attention(self.config, name="attention")(normed, context.rotary, context.bias_BST, cache)
         x_BSD = x_BSD + dropout(attended, rate, keys[0], sequence_B)
@@ -105,12 +98,8 @@ class _Head(nn.Module):
         config = self.config
         x_BSD = RmsNorm(config, name="norm")(x_BSD)
         if table_VD is None:
-            kernel_DV = self.param(
-                "kernel",
-                nn.with_logical_partitioning(nn.initializers.lecun_normal(), ("embed", "vocab")),
-                (config.d_model, config.vocab_size),
-                jnp.dtype(config.param_dtype),
-            )
+            init = nn.initializers.lecun_normal()
+            kernel_DV = parameter(self, "kernel", init, (config.d_model, config.vocab_size), ("embed", "vocab"))
             kernel_DV = kernel_DV.astype(x_BSD.dtype)
             return jnp.einsum("BSD,DV->BSV", x_BSD, kernel_DV, preferred_element_type=jnp.float32)
         table_VD = table_VD.astype(x_BSD.dtype)
@@ -139,22 +128,22 @@ class Decoder:
 
     def embed(self, shared: PyTree, context: Context) -> jax.Array:
         """Token embeddings, [B, S, D] in the compute dtype."""
-        return self._embed.apply({"params": shared["embed"]}, context.batch.tokens)
+        return _apply(self._embed, shared["embed"], context.batch.tokens)
 
     def layer(self, params: PyTree, x_BSD: jax.Array, context: Context, layer: jax.Array) -> jax.Array:
         """One decoder layer; `layer` is its global number (int32 scalar), which selects the dropout key."""
-        return self._layer.apply({"params": params}, x_BSD, context, layer)[0]
+        return _apply(self._layer, params, x_BSD, context, layer)[0]
 
     def layer_with_cache(
         self, params: PyTree, x_BSD: jax.Array, context: Context, cache: tuple
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         """One decoder layer over a cache `(keys_BTKH, values_BTKH, start)`; returns output, keys and values."""
-        return self._layer.apply({"params": params}, x_BSD, context, jnp.zeros((), jnp.int32), cache)
+        return _apply(self._layer, params, x_BSD, context, jnp.zeros((), jnp.int32), cache)
 
     def logits(self, shared: PyTree, x_BSD: jax.Array) -> jax.Array:
         """Output layer, float32 [B, S, V]."""
         table = shared["embed"]["embedding"] if self.config.tie_embeddings else None
-        return self._head.apply({"params": shared["head"]}, x_BSD, table)
+        return _apply(self._head, shared["head"], x_BSD, table)
 
     def head(self, shared: PyTree, x_BSD: jax.Array, context: Context) -> jax.Array:
         """Sum over the tokens of weight times negative log-likelihood, a float32 scalar."""
@@ -179,7 +168,7 @@ class Decoder:
 
     def logical_axes(self) -> PyTree:
         """The logical axis names of every parameter, a tuple a leaf; layers lead with "layers"."""
-        boxed = jax.eval_shape(self._boxed, jax.random.key(0))
+        boxed = jax.eval_shape(self._boxed, jax.eval_shape(jax.random.key, 0))
         is_box = partial(_is_a, nn.Partitioned)
         axes = jax.tree.map(lambda leaf: tuple(leaf.names), boxed, is_leaf=is_box)
         layers = jax.tree.map(lambda names: ("layers", *names), axes["layers"], is_leaf=partial(_is_a, tuple))
@@ -230,11 +219,15 @@ class Decoder:
         return self.logits(params["shared"], self.hidden(params, context))
 
 
+def _apply(module: nn.Module, params: PyTree, *args: Any) -> Any:
+    return module.apply({"params": params}, *args)
+
+
 def _is_a(kind: type, leaf: Any) -> bool:
     return isinstance(leaf, kind)
 
 
 def count_parameters(config: ModelConfig) -> int:
     """Number of parameters, tied ones once."""
-    shapes = jax.eval_shape(Decoder(config).init, jax.random.key(0))
+    shapes = jax.eval_shape(Decoder(config).init, jax.eval_shape(jax.random.key, 0))
     return sum(leaf.size for leaf in jax.tree.leaves(shapes))

@@ -15,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from models.config import ModelConfig
 
-__all__ = ["Attention", "Mlp", "RmsNorm", "dropout", "rotary_table"]
+__all__ = ["Attention", "Mlp", "RmsNorm", "dropout", "parameter", "rotary_table"]
 
 _scaled = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal", in_axis=0, out_axis=(-2, -1))
 _scaled_2d = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
@@ -46,6 +46,11 @@ def dropout(x_BSD: jax.Array, rate: float, key: jax.Array | None, sequence_B: ja
     return jnp.where(keep, x_BSD / (1.0 - rate), jnp.zeros_like(x_BSD))
 
 
+def parameter(module: Any, name: str, init: Any, shape: tuple[int, ...], axes: tuple[str, ...]) -> jax.Array:
+    """A module's parameter with its logical axis names, in the configured dtype."""
+    return module.param(name, nn.with_logical_partitioning(init, axes), shape, jnp.dtype(module.config.param_dtype))
+
+
 class RmsNorm(nn.Module):
     """Root-mean-square normalisation with a learned scale (Zhang and Sennrich 2019), computed in float32."""
 
@@ -53,12 +58,7 @@ class RmsNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x_BSD: jax.Array) -> jax.Array:
-        scale_D = self.param(
-            "scale",
-            nn.with_logical_partitioning(nn.initializers.ones_init(), ("norm",)),
-            (x_BSD.shape[-1],),
-            jnp.dtype(self.config.param_dtype),
-        )
+        scale_D = parameter(self, "scale", nn.initializers.ones_init(), (x_BSD.shape[-1],), ("norm",))
         x32 = x_BSD.astype(jnp.float32)
         inverse = jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + self.config.norm_epsilon)
         return (x32 * inverse * scale_D.astype(jnp.float32)[None, None]).astype(x_BSD.dtype)
@@ -91,8 +91,7 @@ class Attention(nn.Module):
         D, N, K, H = config.d_model, config.heads, config.num_kv_heads, config.head_dim
 
         def weight(name: str, init: Any, shape: tuple[int, ...], axes: tuple[str, ...]) -> jax.Array:
-            kernel = self.param(name, nn.with_logical_partitioning(init, axes), shape, jnp.dtype(config.param_dtype))
-            return kernel.astype(dtype)
+            return parameter(self, name, init, shape, axes).astype(dtype)
 
         query = weight("query", _scaled, (D, N, H), ("embed", "heads", "head_dim"))
         key = weight("key", _scaled, (D, K, H), ("embed", "kv_heads", "head_dim"))
@@ -131,8 +130,7 @@ class Mlp(nn.Module):
         config, dtype = self.config, jnp.dtype(self.config.dtype)
 
         def weight(name: str, shape: tuple[int, int], axes: tuple[str, str]) -> jax.Array:
-            init = nn.with_logical_partitioning(_scaled_2d, axes)
-            return self.param(name, init, shape, jnp.dtype(config.param_dtype)).astype(dtype)
+            return parameter(self, name, _scaled_2d, shape, axes).astype(dtype)
 
         gate = weight("gate", (config.d_model, config.d_ff), ("embed", "mlp"))
         up = weight("up", (config.d_model, config.d_ff), ("embed", "mlp"))

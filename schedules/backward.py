@@ -37,8 +37,8 @@ _CALLS = frozenset({"pjit", "jit", "remat", "remat2", "checkpoint", "closed_call
 # Elementwise or mere rearrangement: cheaper to repeat than to hand over, where that takes fewer bytes.
 _CHEAP = frozenset(
     """
-    add add_any and broadcast_in_dim convert_element_type copy div eq expand_dims ge gt integer_pow le lt max min mul name
-    ne neg not one_minus_square or reduce_precision reshape select_n sign square squeeze sub transpose
+    add add_any and broadcast_in_dim convert_element_type copy div eq expand_dims ge gt integer_pow le lt max min mul
+    name ne neg not one_minus_square or reduce_precision reshape select_n sign square squeeze sub transpose
     """.split()
 )
 # Cheap enough to run in I or in W, whichever hands over fewer bytes, but not twice.
@@ -148,7 +148,7 @@ def split(block: Callable, params: PyTree, x: PyTree, aux: PyTree, *, policy: Ca
             otherwise a `jax.checkpoint` policy.
     """
     params, x, aux = jax.tree.map(_abstract, (params, x, aux))
-    function = block if policy == "none" else jax.checkpoint(block, policy=policy)
+    function = block if isinstance(policy, str) else jax.checkpoint(block, policy=policy)
 
     def both(params: PyTree, x: PyTree, aux: PyTree, dy: PyTree) -> PyTree:
         trees: dict[str, Any] = {}
@@ -164,8 +164,8 @@ def split(block: Callable, params: PyTree, x: PyTree, aux: PyTree, *, policy: Ca
 
     y = jax.eval_shape(block, params, x, aux)
     closed, shapes = jax.make_jaxpr(both, return_shape=True)(params, x, aux, y)
-    inputs = _take(closed.jaxpr.invars, [jax.tree.structure(part).num_leaves for part in (params, x, aux, y)])
-    outputs = _take(closed.jaxpr.outvars, [jax.tree.structure(part).num_leaves for part in shapes])
+    inputs = _take(closed.jaxpr.invars, [len(jax.tree.leaves(part)) for part in (params, x, aux, y)])
+    outputs = _take(closed.jaxpr.outvars, [len(jax.tree.leaves(part)) for part in shapes])
     return _cut(
         _Graph(closed.jaxpr.eqns, closed.jaxpr.invars),
         dict(zip(closed.jaxpr.constvars, closed.consts, strict=True)),

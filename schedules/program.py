@@ -104,7 +104,7 @@ class Program:
         self.layout = StageLayout.of(schedule, layers)
         self.remat = remat
         self._ranks, self._chunks, self._places = self.layout.table.shape
-        self._unroll = self._chunks * self._places <= 8 if unroll is None else unroll
+        self.unroll = self._chunks * self._places <= 8 if unroll is None else unroll
         self._empty = jnp.nan if poison else 0.0
         kinds = self.layout.kinds()
         self._with = {
@@ -119,7 +119,7 @@ class Program:
         }
         self.table = build_table(schedule, self.lifetimes.values())
         # A branch is an action for a kind of stage and, where code is specific to it, a chunk.
-        chunks = self.layout.chunk_of if self._unroll else (0,) * len(kinds)
+        chunks = self.layout.chunk_of if self.unroll else (0,) * len(kinds)
         variant = [(kind, chunk) for kind, chunk in zip(kinds, chunks, strict=True)]
         wanted = {
             (int(action), variant[stage])
@@ -224,7 +224,7 @@ class _Run:
         self.program, self.model, self.batch, self.scale, self.key = program, model, batch, scale, key
         self.batch_axes, self.specs, self.local = tuple(batch_axes), specs, local_specs
         self.each_tick = gather == "tick"
-        self.unroll = program._unroll
+        self.unroll = program.unroll
         # Shared leaves [...]; layer leaves [1, V, J, ...] -> [V * J, ...].
         self.shared = jax.tree.map(_gather, params["shared"], local_specs["shared"])
         staged = jax.tree.map(lambda a: a.reshape(-1, *a.shape[3:]), params["layers"])
@@ -463,7 +463,7 @@ class _Run:
             state["shared"] = _add(state["shared"], grads)
 
     def _branch(self, key: tuple | None) -> Callable[[dict, dict], tuple[jax.Array, dict]]:
-        run = {
+        run: dict[Kind | None, Callable] = {
             Kind.F: self._forward,
             Kind.I: partial(self._backward, fused=False),
             Kind.B: partial(self._backward, fused=True),
@@ -554,7 +554,9 @@ def _get(buffer: Any, slot: jax.Array, j: Any = None) -> jax.Array:
 
 def _widened(array: jax.Array | None) -> jax.Array | None:
     """Gradients add up in float32 at least."""
-    return None if array is None else array.astype(jnp.promote_types(array.dtype, jnp.float32))
+    if array is None or jnp.finfo(array.dtype).bits >= 32:
+        return array
+    return array.astype(jnp.float32)
 
 
 def _add(total: PyTree, grads: PyTree) -> PyTree:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 # JAX reads these once, when its backend starts.
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+# Compiling takes most of the tests' time, and unoptimised code computes the same.
+_FLAGS = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}".strip()
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

@@ -12,17 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from meshsys.assemble import Assembly
+from meshsys.assemble import Assembly, split_blocks
 from meshsys.planner.plan import MemoryPlan, RankPlan, ValuePlan
 from meshsys.sharding import BATCH_AXES, training_specs
-from models import Batch, ModelConfig
+from models import ModelConfig
 from schedules.actions import Action, Kind, Schedule
 from schedules.backward import Crossing, SplitBlock
-from schedules.program import SplitModel, split_model
+from schedules.program import SplitModel
 from schedules.remat import Remat
 from schedules.ticks import assign_ticks
 from schedules.validate import live
@@ -111,7 +110,9 @@ def on_device(assembly: Assembly, values: Values) -> MemoryPlan:
         gradients += _bytes(computed[part], specs[part], held, least=4)
         copy, original = _bytes(computed[part], specs[part], held), _bytes(stored[part], specs[part], axes)
         cast = copy != _bytes(stored[part], specs[part], held)
-        gathered += copy if cast or copy != original else 0
+        # An unrolled program takes its layers out of the stacked arrays, which copies them too.
+        sliced = part == "layers" and assembly.program.unroll and math.prod(assembly.program.layout.table.shape[1:]) > 1
+        gathered += copy if cast or sliced or copy != original else 0
     if each_tick:
         places = math.prod(assembly.program.layout.table.shape)
         gathered += _bytes(computed["layers"], specs["layers"], {"tensor": axes["tensor"]}) // places
@@ -124,7 +125,7 @@ def on_device(assembly: Assembly, values: Values) -> MemoryPlan:
         "residual_slots": sum(value.total_bytes for value in values.residuals if not value.on_host),
         "stash_slots": sum(value.total_bytes for value in values.stash),
         "inbox_slots": (assembly.program.table.inbox_slots + 1) * x.size * x.dtype.itemsize,
-        "workspace": _workspace(assembly, canonical),
+        "workspace": _workspace(assembly),
     }
     staying = {
         "parameters": parameters,
@@ -155,9 +156,9 @@ def _bytes(tree: PyTree, specs: PyTree, axes: Mapping[str, int], least: int = 1)
     return sum(jax.tree.leaves(jax.tree.map(leaf, tree, specs)))
 
 
-def _workspace(assembly: Assembly, canonical: PyTree) -> int:
+def _workspace(assembly: Assembly) -> int:
     """The most that one block's backward has in hand: all that its forward made for it, and the stash."""
-    plain = _without_remat(assembly, canonical)
+    plain = split_blocks(assembly.config, assembly.model, Remat("none"))
     model, tensor = assembly.config.model, assembly.axes["tensor"]
 
     def size(crossings: Sequence[Crossing]) -> int:
@@ -168,17 +169,6 @@ def _workspace(assembly: Assembly, canonical: PyTree) -> int:
 
     pairs = zip(blocks(plain), blocks(assembly.split), strict=True)
     return max(size(kept.residuals) + size(cut.stash) for kept, cut in pairs)
-
-
-def _without_remat(assembly: Assembly, canonical: PyTree) -> SplitModel:
-    if assembly.program.remat.kind == "none":
-        return assembly.split
-    params = jax.eval_shape(assembly.decoder.cast, canonical)
-    layer = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params["layers"])
-    shape = assembly.split.x.shape[:2]
-    ints = [jax.ShapeDtypeStruct(shape, jnp.int32)] * 4
-    fields: Any = (*ints, jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct(shape[:1], jnp.int32))
-    return split_model(assembly.model, layer, params["shared"], Batch(*fields), _key(), Remat("none"))
 
 
 def _key() -> PyTree:

@@ -80,7 +80,8 @@ def _mesh(plan: Plan) -> list[str]:
         f"({','.join(map(str, chip.coords))}) {' '.join(f'{name} {place}' for name, place in chip.position.items())}"
         for chip in mesh.chips
     ]
-    return [*lines, "", "Devices, by coordinates on the torus", *_cut(_columns(chips), _DEVICE_LINES, "--json has them all")]
+    shown = _cut(_columns(chips), _DEVICE_LINES, "--json has them all")
+    return [*lines, "", "Devices, by coordinates on the torus", *shown]
 
 
 def _stages(plan: Plan) -> list[str]:

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
 __all__ = ["line_chart", "number_text", "smooth", "ticks"]
 
 _MOST_POINTS = 800
 
+_Scale = Callable[[float], float]  # a number to pixels
 
-def smooth(values: Sequence[float], window: float) -> list[float]:
-    """The exponential average over about `window` values, without the bias of the start; NaN where a value is NaN."""
-    keep = 1 - 1 / max(window, 1)
-    total = weight = 0.0
-    out = []
+
+def smooth(values: Sequence[float], window: int) -> list[float]:
+    """The average of `window` values around each, fewer near the ends; NaN where there is none."""
+    sums, counts = [0.0], [0]
     for value in values:
-        if math.isfinite(value):
-            total, weight = keep * total + value, keep * weight + 1
-            out.append(total / weight)
-        else:
-            out.append(math.nan)
+        finite = math.isfinite(value)
+        sums.append(sums[-1] + (value if finite else 0.0))
+        counts.append(counts[-1] + finite)
+    out = []
+    for i in range(len(values)):
+        reach = min(window // 2, i, len(values) - 1 - i)
+        first, last = i - reach, i + reach + 1
+        number = counts[last] - counts[first]
+        out.append((sums[last] - sums[first]) / number if number else math.nan)
     return out
 
 
@@ -67,7 +71,7 @@ def line_chart(
     """
     found = [value for value in values if math.isfinite(value)]
     if not found:
-        return f'<p class="none">No {escape(label.lower())} yet.</p>'
+        return '<p class="none">Nothing yet.</p>'
     left, right, top, bottom = 48, 10, 10, 24
     low, high = _limits(found)
     first, last = steps[0], max(steps[-1], steps[0] + 1)
@@ -80,12 +84,12 @@ def line_chart(
 
     out = [
         f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)} by step" '
-        f"data-points='{_points(label, unit, steps, values, average, x, y)}'>"
+        f"data-points='{_points(steps, values, average, unit, x, y)}'>"
     ]
-    for tick in ticks(low, high, max(2, height // 55)):
+    for tick in ticks(low, high, max(2, height // 45)):
         out.append(f'<path class="grid" d="M{left} {y(tick)}H{width - right}"/>')
         out.append(f'<text x="{left - 8}" y="{y(tick) + 3.5}" text-anchor="end">{number_text(tick)}</text>')
-    for tick in ticks(first, last, max(2, width // 130), whole=True):
+    for tick in ticks(first, last, max(3, width // 110), whole=True):
         out.append(f'<text x="{x(tick)}" y="{height - 6}" text-anchor="middle">{number_text(tick)}</text>')
     if average is not None:
         out.append(f'<path class="line faint" d="{_path(steps, values, x, y)}"/>')
@@ -95,7 +99,8 @@ def line_chart(
         out.append(f'<circle class="dot" cx="{x(steps[only])}" cy="{y(values[only])}" r="3"/>')
     lost = [step for step, value in zip(steps, values, strict=True) if not math.isfinite(value)]
     for step in lost[:: max(1, len(lost) // 200)]:
-        out.append(f'<path class="lost" d="M{x(step)} {height - bottom}v-7"><title>step {step}: not finite</title></path>')
+        mark = f"<title>step {step}: not finite</title>"
+        out.append(f'<path class="lost" d="M{x(step)} {height - bottom}v-7">{mark}</path>')
     out.append(f'<path class="cross" d="M0 {top}V{height - bottom}"/><circle class="dot at" r="3.5"/></svg>')
     return "".join(out)
 
@@ -126,7 +131,7 @@ def _picked(values: Sequence[float]) -> list[int]:
     return sorted(kept)
 
 
-def _path(steps: Sequence[int], values: Sequence[float], x, y) -> str:
+def _path(steps: Sequence[int], values: Sequence[float], x: _Scale, y: _Scale) -> str:
     parts, pen = [], "M"
     for i in _picked(values):
         if math.isfinite(values[i]):
@@ -137,7 +142,14 @@ def _path(steps: Sequence[int], values: Sequence[float], x, y) -> str:
     return "".join(parts)
 
 
-def _points(label: str, unit: str, steps: Sequence[int], values: Sequence[float], average, x, y) -> str:
+def _points(
+    steps: Sequence[int],
+    values: Sequence[float],
+    average: Sequence[float] | None,
+    unit: str,
+    x: _Scale,
+    y: _Scale,
+) -> str:
     """What the pointer finds: step, place, and the words for it."""
     shown = values if average is None else average
     points = []

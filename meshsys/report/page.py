@@ -14,7 +14,7 @@ from meshsys.report.charts import line_chart, number_text, smooth
 from meshsys.report.history import History
 from meshsys.report.style import SCRIPT, STYLE
 from meshsys.report.timeline import timeline_picture
-from meshsys.report.torus import rank_colour, torus_picture
+from meshsys.report.torus import rank_colour, torus_caption, torus_picture
 
 __all__ = ["page"]
 
@@ -24,8 +24,8 @@ def page(config: Config, plan: Plan | None, history: History) -> str:
     sections = [_head(config, plan, history), _training(history)]
     if plan is None:
         sections.append(
-            '<p class="none">This run has no plan.json: <code>meshsys plan</code> shows the schedule, the torus and the '
-            "memory of its configuration.</p>"
+            '<p class="none">This run has no plan.json. <code>meshsys plan</code> shows the schedule, the torus and '
+            "the memory of a configuration.</p>"
         )
     else:
         sections += [_schedule(plan), _torus(plan), _stages(plan), _memory(plan), _values(plan)]
@@ -43,12 +43,12 @@ def page(config: Config, plan: Plan | None, history: History) -> str:
 
 def _head(config: Config, plan: Plan | None, history: History) -> str:
     axes = ", ".join(f"{name} {size}" for name, size in config.mesh.axes.model_dump().items() if size > 1)
-    about = [f"{config.pipeline.schedule} on a {config.mesh.topology} torus", axes or "one device"]
-    about.append(f"remat {config.pipeline.remat}")
+    where = f"{axes} on a {config.mesh.topology} torus" if axes else "one device"
+    about = (config.pipeline.schedule, where, f"remat {config.pipeline.remat}")
     done, steps = history.steps[-1] if history.steps else 0, config.train.steps
     speed = _speed(history)
     facts = [
-        ("loss", number_text(history.last("loss")), "" if done == steps else "so far"),
+        ("loss", number_text(history.last("loss")), "" if done >= steps else "so far"),
         ("steps", f"{done:,}", f"of {steps:,}"),
         ("tokens/s", number_text(speed), "median" if math.isfinite(speed) else ""),
         ("tokens seen", number_text(sum(t for t in history.of("tokens") if math.isfinite(t))), ""),
@@ -58,15 +58,14 @@ def _head(config: Config, plan: Plan | None, history: History) -> str:
             ("parameters", number_text(plan.parameters), f"{plan.parameters:,}"),
             ("devices", f"{plan.mesh.devices_used:,}", f"of {plan.mesh.devices:,}"),
             ("bubble", f"{plan.schedule.bubble_fraction:.1%}", "predicted"),
-            ("memory", bytes_text(plan.memory.total), "a device, predicted"),
+            ("memory a device", bytes_text(plan.memory.total), "predicted"),
         ]
     items = "".join(
         f"<div><dt>{name}</dt><dd>{escape(value)}<small>{escape(more) or '&nbsp;'}</small></dd></div>"
         for name, value, more in facts
     )
-    return (
-        f'<h1>{escape(config.run.name)}</h1><p class="lead">{escape(" · ".join(about))}</p><dl class="facts">{items}</dl>'
-    )
+    lead = escape(" · ".join(about))
+    return f'<h1>{escape(config.run.name)}</h1><p class="lead">{lead}</p><dl class="facts">{items}</dl>'
 
 
 def _speed(history: History) -> float:
@@ -77,7 +76,8 @@ def _speed(history: History) -> float:
 
 def _training(history: History) -> str:
     steps, losses = history.steps, history.of("loss")
-    average = smooth(losses, len(steps) / 40) if len(steps) > 20 else None
+    average = smooth(losses, len(steps) // 20) if len(steps) > 40 else None
+    loss = line_chart("Loss", steps, losses, width=1056, height=320, average=average)
     small = [
         ("Gradient norm", "grad_norm", ""),
         ("Learning rate", "learning_rate", ""),
@@ -88,17 +88,14 @@ def _training(history: History) -> str:
         f"{line_chart(label, steps, history.of(name), width=340, height=170, unit=unit)}</div>"
         for label, name, unit in small
     )
-    return (
-        f"<h2>Loss</h2>{line_chart('Loss', steps, losses, width=1056, height=320, average=average)}"
-        f'<div class="row">{charts}</div>'
-    )
+    return f'<h2>Loss</h2><div class="wide">{loss}</div><div class="row">{charts}</div>'
 
 
 def _schedule(plan: Plan) -> str:
     schedule = plan.schedule
     return (
-        f"<h2>Schedule</h2><p>One row a rank of the pipeline, one column a tick of the program; every tick lasts as long "
-        f"as its slowest action. Predicted bubble: {schedule.bubble_fraction:.1%}.</p>"
+        "<h2>Schedule</h2><p>One row a rank of the pipeline, one column a tick of the program; a tick lasts as long as "
+        f"its slowest action. Predicted bubble: {schedule.bubble_fraction:.1%}.</p>"
         f'<div class="wide">{timeline_picture(schedule_of(plan))}</div>'
     )
 
@@ -110,22 +107,12 @@ def _torus(plan: Plan) -> str:
         for axis in mesh.axes
         if axis.size > 1
     ]
-    wraps = [name for name, wrap in zip(mesh.dim_names, mesh.wrap, strict=True) if wrap]
-    words = ["Each chip bears its pipeline rank, and has its colour"]
-    letters = [f"{axis.name[0]} {axis.name}" for axis in mesh.axes if axis.size > 1 and axis.name != "pipe"]
-    if letters:
-        words.append(f"below it, its position on the other axes ({', '.join(letters)})")
-    words.append("dark links carry activations from rank to rank")
-    if wraps:
-        words.append(f"dashed stubs are links that wrap around ({', '.join(wraps)})")
-    if mesh.devices > mesh.devices_used:
-        words.append("grey chips are not used")
     table = _table(["axis", "#size", "along", "#hops", "#to close"], rows) if rows else ""
     ranks = _table(
         ["rank", "stages", "layers"],
         [
             [
-                f'<i class="key" style="background:{rank_colour(rank.rank, len(plan.ranks))}"></i>{rank.rank}',
+                f"{_key(rank_colour(rank.rank, len(plan.ranks)))}{rank.rank}",
                 ", ".join(map(str, rank.stages)),
                 ", ".join(layers_text(plan.stages[stage].layers) for stage in rank.stages),
             ]
@@ -133,7 +120,7 @@ def _torus(plan: Plan) -> str:
         ],
     )
     return (
-        f'<h2>Torus</h2><p>{escape("; ".join(words))}.</p><div class="row torus-row">'
+        f'<h2>Torus</h2><p>{escape(torus_caption(plan))}</p><div class="row">'
         f'<div class="wide">{torus_picture(plan)}</div><div>{table}<br>{ranks}</div></div>'
     )
 
@@ -153,11 +140,9 @@ def _stages(plan: Plan) -> str:
         ]
         for stage in plan.stages
     ]
-    head = ["#stage", "#rank", "#chunk", "layers", "ends", "#parameters", "#F keeps", "#I leaves for W", "#microbatches at once"]
-    return (
-        "<h2>Stages</h2><p>Bytes are those of one microbatch on each device of the stage.</p>"
-        f"{_table(head, rows)}"
-    )
+    head = ["#stage", "#rank", "#chunk", "layers", "ends", "#parameters", "#F keeps", "#I leaves for W", "#at once"]
+    about = "Bytes of one microbatch, on each device of the stage; at once: the most microbatches that it holds."
+    return f"<h2>Stages</h2><p>{about}</p>{_table(head, rows)}"
 
 
 def _memory(plan: Plan) -> str:
@@ -180,7 +165,7 @@ def _memory(plan: Plan) -> str:
         if size
     )
     rows = [
-        [f'<i class="key" style="background:var(--c{place})"></i>{name}', bytes_text(size), f"{size / total:.1%}"]
+        [f"{_key(f'var(--c{place})')}{name}", bytes_text(size), f"{size / total:.1%}"]
         for place, (name, size) in enumerate(parts)
     ]
     table = _table(["", "#bytes", "#share"], [*rows, ["total", bytes_text(memory.total), ""]], total=True)
@@ -194,14 +179,14 @@ def _memory(plan: Plan) -> str:
             bytes_text(rank.stash_bytes),
             bytes_text(rank.inbox_bytes),
             bytes_text(rank.peak_bytes),
-            f'<i style="width:{100 * rank.peak_bytes / most:.1f}%;background:{rank_colour(rank.rank, len(plan.ranks))}"></i>',
+            _bar(rank.peak_bytes / most, rank_colour(rank.rank, len(plan.ranks))),
         ]
         for rank in plan.ranks
     ]
     head = ["#rank", "#activations", "#residuals", "#stash", "#inbox", "#at once", "|"]
     return (
-        f"<h2>Memory</h2><p>Bytes on each device. One program runs on all of them, so each allocates the slots that the "
-        f"busiest rank needs. The workspace and what the tensor axis divides are predicted.{host}</p>"
+        "<h2>Memory</h2><p>Bytes on each device. One program runs on all of them, so each allocates the slots that the "
+        f"busiest rank needs. The workspace, and what the tensor axis divides, are predicted.{host}</p>"
         f'<div class="stack">{stack}</div><div class="row"><div>{table}</div>'
         f"<div><h3>What each rank fills of its slots, at its peak</h3>{_table(head, ranks)}</div></div>"
     )
@@ -234,12 +219,20 @@ def _value_table(values: Sequence[ValuePlan]) -> str:
             f"{value.slots} × {value.places}" if value.places > 1 else str(value.slots),
             bytes_text(value.total_bytes),
             escape(place_text(value)),
-            f'<i style="width:{100 * value.total_bytes / most:.1f}%;background:var(--accent)"></i>',
+            _bar(value.total_bytes / most, "var(--accent)"),
         ]
         for value in values
     ]
     head = ["block", "value", "shape", "dtype", "until", "#bytes", "#slots", "#in all", "", "|"]
     return _table(head, rows) if rows else '<p class="none">Nothing.</p>'
+
+
+def _bar(part: float, colour: str) -> str:
+    return f'<i style="width:{100 * part:.1f}%;background:{colour}"></i>'
+
+
+def _key(colour: str) -> str:
+    return f'<i class="key" style="background:{colour}"></i>'
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, total: bool = False) -> str:
@@ -249,5 +242,6 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, total: bool = 
     lines = []
     for place, row in enumerate(rows):
         cells = "".join(f"<td{kind}>{cell}</td>" for cell, kind in zip(row, kinds, strict=True))
-        lines.append(f"<tr{' class=\"total\"' if total and place == len(rows) - 1 else ''}>{cells}</tr>")
+        last = ' class="total"' if total and place == len(rows) - 1 else ""
+        lines.append(f"<tr{last}>{cells}</tr>")
     return f'<div class="scroll"><table><thead><tr>{names}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'

@@ -9,11 +9,13 @@ from html import escape
 
 from meshsys.planner.plan import ChipPlan, MeshPlan, Plan
 
-__all__ = ["rank_colour", "torus_picture"]
+__all__ = ["rank_colour", "torus_caption", "torus_picture"]
 
 _MOST_CHIPS = 4096
 _MOST_LABELS = 64
-_WIDTH = 620  # pixels, about
+_WIDTH = 520  # pixels, about
+_FITS = 1056  # what is wider scrolls, what is not is made to fit its column
+_COMPASS = 52  # pixels below the chips
 
 # Where one step along x, y, z goes on the page. No two chips of a torus that is drawn fall on one another.
 _DIRECTIONS = {1: ((1.0, 0.0),), 2: ((1.0, 0.0), (0.0, 1.0)), 3: ((0.92, 0.17), (0.55, -0.27), (0.0, -0.95))}
@@ -30,8 +32,28 @@ def torus_picture(plan: Plan) -> str:
     mesh = plan.mesh
     if mesh.devices > _MOST_CHIPS:
         return f'<p class="none">{mesh.devices:,} devices are too many to draw.</p>'
-    picture = _Picture(plan)
-    return picture.svg()
+    return _Picture(plan).svg()
+
+
+def torus_caption(plan: Plan) -> str:
+    """What the picture's marks mean, in words."""
+    mesh = plan.mesh
+    others = [axis.name for axis in mesh.axes if axis.size > 1 and axis.name != "pipe"]
+    words = ["Chips have the colour of their pipeline rank"]
+    if mesh.devices <= _MOST_CHIPS and _Picture(plan).labelled:
+        words = ["Chips bear their pipeline rank and have its colour"]
+        if others:
+            words.append(f"beside them, their position on the other axes ({', '.join(others)}, by first letter)")
+    if plan.schedule.ranks > 1:
+        words.append("dark links carry activations from rank to rank")
+    wraps = [name for name, wrap in zip(mesh.dim_names, mesh.wrap, strict=True) if wrap]
+    if wraps:
+        words.append(f"dashed stubs are links that wrap around ({', '.join(wraps)})")
+    if mesh.devices > mesh.devices_used:
+        words.append("grey chips are not used")
+    for name, size in zip(mesh.dim_names[3:], mesh.dims[3:], strict=True):
+        words.append(f"each of the {size} places along {name} is a picture of its own")
+    return f"{'; '.join(words)}."
 
 
 class _Picture:
@@ -42,27 +64,27 @@ class _Picture:
         mesh: MeshPlan = plan.mesh
         self.shown = min(len(mesh.dims), 3)  # further dimensions (the cores of a chip) are panels side by side
         self.directions = _DIRECTIONS[self.shown]
-        spans = [sum(abs(d[k]) * (size - 1) for d, size in zip(self.directions, mesh.dims, strict=False)) for k in (0, 1)]
-        self.unit = min(max(_WIDTH / (spans[0] + 1.0), 20.0), 132.0 if self.shown == 3 else 104.0)
+        span = sum(d[0] * (size - 1) for d, size in zip(self.directions, mesh.dims, strict=False))
+        self.unit = min(max(_WIDTH / (span + 1), 20.0), 190.0 if self.shown == 3 else 132.0)
         self.labelled = mesh.devices <= _MOST_LABELS and self.unit >= 56
         self.radius = self.unit * (0.16 if max(mesh.dims) <= 2 or self.shown < 3 else 0.1)
         self.radius = min(max(self.radius, 3.0), 19.0)
         self.stub = min(0.34 * self.unit, 26.0)
         self.position = {chip.coords: chip for chip in mesh.chips}
-        corners = [self._project(corner) for corner in itertools.product(*((0, size - 1) for size in mesh.dims[: self.shown]))]
-        margin = self.radius + self.stub + 6
-        below = margin + (22 if self.labelled else 0)
-        self.left = min(x for x, _ in corners) - margin - (16 if self.labelled else 0)
+        ends = ((0, size - 1) for size in mesh.dims[: self.shown])
+        corners = [self._project(corner) for corner in itertools.product(*ends)]
+        margin = self.radius + (self.stub if any(mesh.wrap) else 0) + 6
+        self.left = min(x for x, _ in corners) - margin
         self.top = min(y for _, y in corners) - margin
-        self.width = max(x for x, _ in corners) + margin + (16 if self.labelled else 0) - self.left
-        self.height = max(y for _, y in corners) + below - self.top
+        self.width = max(x for x, _ in corners) + margin + (44 if self.labelled else 0) - self.left
+        self.height = max(y for _, y in corners) + margin + (_COMPASS if self.shown > 1 else 14) - self.top
 
     def svg(self) -> str:
         panels = list(itertools.product(*map(range, self.mesh.dims[self.shown :])))
         width = math.ceil(self.width * len(panels))
         title = f"torus {self.mesh.topology}, chips coloured by pipeline rank"
         out = [
-            f'<svg class="torus" width="{width}" height="{math.ceil(self.height)}" '
+            f'<svg class="torus{" fit" if width <= _FITS else ""}" width="{width}" height="{math.ceil(self.height)}" '
             f'viewBox="0 0 {width} {math.ceil(self.height)}" role="img" aria-label="{escape(title)}">'
         ]
         for place, rest in enumerate(panels):
@@ -72,6 +94,7 @@ class _Picture:
                 out.extend(self._links(coords, rest))
             for coords in chips:
                 out.append(self._chip((*coords, *rest)))
+            out.extend(self._compass() if not place else ())
             out.append("</g>")
         return "".join([*out, "</svg>"])
 
@@ -106,6 +129,16 @@ class _Picture:
         apart = {name: abs(a.position[name] - b.position[name]) for name in a.position}
         return apart == {name: int(name == "pipe") for name in apart}
 
+    def _compass(self) -> Iterator[str]:
+        """Arrows along the dimensions, at the lower left."""
+        if self.shown == 1:
+            return
+        x, y = self.left + 12, self.top + self.height - (12 if self.shown == 3 else _COMPASS - 10)
+        for (dx, dy), name in zip(self.directions, self.mesh.dim_names, strict=False):
+            to_x, to_y = x + 24 * dx, y + 24 * dy
+            yield f'<path class="arrow" d="M{x:.1f} {y:.1f}L{to_x:.1f} {to_y:.1f}"/>'
+            yield f'<text class="axis" x="{x + 33 * dx:.1f}" y="{y + 33 * dy + 4:.1f}">{escape(name)}</text>'
+
     def _chip(self, coords: tuple[int, ...]) -> str:
         x, y = self._project(coords[: self.shown])
         chip = self.position.get(coords)
@@ -119,7 +152,8 @@ class _Picture:
         label = ""
         if self.labelled:
             label = f'<text class="in" x="{x:.1f}" y="{y + 4:.1f}">{rank}</text>'
-            label += f'<text class="by" x="{x:.1f}" y="{y + self.radius + 13:.1f}">{_short(chip)}</text>'
+            aside = 0.7 * self.radius
+            label += f'<text class="by" x="{x + aside:.1f}" y="{y + aside + 12:.1f}">{_short(chip)}</text>'
         return f'<g><title>{where}: {escape(words)}</title><circle class="chip" {at} style="fill:{colour}"/>{label}</g>'
 
 

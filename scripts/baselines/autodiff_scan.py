@@ -110,10 +110,7 @@ def autodiff_scan(decoder: Decoder, mesh: Mesh, *, remat: str = "none", unroll: 
         outputs = staged(jnp.roll(stream, -((ranks - 1) % each), axis=1))
 
         def losses(shared: PyTree, outputs: jax.Array, batch: Batch) -> jax.Array:
-            def one(total: jax.Array, xs: tuple) -> tuple[jax.Array, None]:
-                return total + head(shared, *xs), None
-
-            return jax.lax.scan(one, jnp.zeros((), jnp.float32), (outputs, batch))[0]
+            return jax.lax.map(lambda xs: head(shared, *xs), (outputs, batch)).sum()
 
         return scale * per_rank(losses, (None, 0, 0))(params["shared"], outputs, divided).sum()
 

@@ -30,15 +30,15 @@ def attention(p, x, positions, segments, config):
     out = np.zeros_like(x)
     for head in range(config.heads):
         kv_head = head // queries_per_key
-        query = [rotate(row @ p["query"][:, head], at, config.rope_theta) for row, at in zip(x, positions)]
-        key = [rotate(row @ p["key"][:, kv_head], at, config.rope_theta) for row, at in zip(x, positions)]
-        value = [row @ p["value"][:, kv_head] for row in x]
+        query = [rotate(row, at, config.rope_theta) for row, at in zip(x @ p["query"][:, head], positions, strict=True)]
+        key = [rotate(row, at, config.rope_theta) for row, at in zip(x @ p["key"][:, kv_head], positions, strict=True)]
+        value = x @ p["value"][:, kv_head]
         for s in range(len(x)):
             seen = [t for t in range(s + 1) if segments[t] == segments[s]]
             scores = np.array([query[s] @ key[t] / np.sqrt(config.head_dim) for t in seen])
             weights = np.exp(scores - scores.max())
             weights /= weights.sum()
-            mixed = sum(weight * value[t] for weight, t in zip(weights, seen))
+            mixed = sum(weight * value[t] for weight, t in zip(weights, seen, strict=True))
             out[s] += mixed @ p["out"][head]
     return out
 

@@ -20,41 +20,41 @@ def dualpipev(ranks: int, microbatches: int) -> str:
 def _write(ranks: int, microbatches: int, *, pairs: bool) -> str:
     stages = 2 * ranks
     done: set[str] = set()
+
+    def forward(stage: int) -> str | None:
+        for m in range(microbatches):
+            if f"{stage}F{m}" not in done:
+                return f"{stage}F{m}" if stage == 0 or f"{stage - 1}F{m}" in done else None
+        return None
+
+    def backward(stage: int) -> str | None:
+        for m in range(microbatches):
+            if f"{stage}I{m}" not in done:
+                ready = f"{stage}F{m}" in done and (stage == stages - 1 or f"{stage + 1}I{m}" in done)
+                return f"{stage}{'B' if pairs and m < microbatches - 2 else 'I'}{m}" if ready else None
+        return None
+
+    def weight(stage: int) -> str | None:
+        for m in range(microbatches):
+            if f"{stage}I{m}" in done and f"{stage}W{m}" not in done:
+                return f"{stage}W{m}"
+        return None
+
     rows: list[list[str]] = [[] for _ in range(ranks)]
     while len(done) < stages * microbatches * 3:
         ran: list[str] = []
-        for rank in range(ranks):
-            late, early = stages - 1 - rank, rank
+        for early in range(ranks):
+            late = stages - 1 - early
             in_flight = sum(f"{early}F{m}" in done and f"{early}I{m}" not in done for m in range(microbatches))
-
-            def forward(stage: int) -> str | None:
-                for m in range(microbatches):
-                    if f"{stage}F{m}" not in done:
-                        return f"{stage}F{m}" if stage == 0 or f"{stage - 1}F{m}" in done else None
-                return None
-
-            def backward(stage: int) -> str | None:
-                for m in range(microbatches):
-                    if f"{stage}I{m}" not in done:
-                        ready = f"{stage}F{m}" in done and (stage == stages - 1 or f"{stage + 1}I{m}" in done)
-                        return f"{stage}{'B' if pairs and m < microbatches - 2 else 'I'}{m}" if ready else None
-                return None
-
-            def weight(stage: int) -> str | None:
-                for m in range(microbatches):
-                    if f"{stage}I{m}" in done and f"{stage}W{m}" not in done:
-                        return f"{stage}W{m}"
-                return None
-
-            f = forward(late) or (forward(early) if in_flight < stages - rank else None)
+            f = forward(late) or (forward(early) if in_flight < stages - early else None)
             b = backward(early) or backward(late)
             w = weight(late) or weight(early)
             if pairs and f and b and "B" in b:
-                rows[rank].append(f"({f};{b})OVERLAP_F_B")
+                rows[early].append(f"({f};{b})OVERLAP_F_B")
                 ran += [f, b]
             else:
-                first = (b or w or f) if len(rows[rank]) % 2 else (f or b or w)
-                rows[rank].append(first or "")
+                first = (b or w or f) if len(rows[early]) % 2 else (f or b or w)
+                rows[early].append(first or "")
                 ran += [first] if first else []
         for word in ran:
             done |= {word.replace("B", "I"), word.replace("B", "W")}

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from models import Batch, Decoder
+from tests.oracles.inputs import QUICK
 
 
 def loss_and_gradients(decoder: Decoder, params: Any, batch: Batch, key: jax.Array | None) -> tuple[jax.Array, Any]:
@@ -15,4 +16,4 @@ def loss_and_gradients(decoder: Decoder, params: Any, batch: Batch, key: jax.Arr
     def loss(params: Any) -> jax.Array:
         return decoder.loss_sum(params, batch, key) / batch.weights.sum()
 
-    return jax.jit(jax.value_and_grad(loss), compiler_options={"xla_backend_optimization_level": 0})(params)
+    return jax.jit(jax.value_and_grad(loss), compiler_options=QUICK)(params)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from schedules.actions import Kind, ScheduleError, from_csv, split_backward
@@ -74,7 +75,7 @@ def test_table_by_hand():
     rows = [
         " ".join(
             f"{stage}{letters[kind]}{m}" if kind else "."
-            for kind, stage, m in zip(table.kind[:, rank], table.stage[:, rank], table.microbatch[:, rank])
+            for kind, stage, m in np.stack([table.kind, table.stage, table.microbatch])[..., rank].T
         )
         for rank in range(2)
     ]
