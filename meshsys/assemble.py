@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from meshsys.config import Config
-from meshsys.data import Tokenizer, load_tokenizer
+from meshsys.data import Tokenizer, check_source, load_tokenizer
 from meshsys.errors import ConfigError
 from meshsys.sharding import BATCH_AXES
 from meshsys.torus import Placement, Topology, TopologyError, place
@@ -64,12 +65,13 @@ def assemble(config: Config, *, poison: bool = False) -> Assembly:
     Raises:
         ConfigError: parts that do not fit; the message names the options.
     """
+    check_source(config.data.source)
     tokenizer = load_tokenizer(config.data.tokenizer)
     config = _with_vocabulary(config, tokenizer)
     placement = _place(config)
     _check_axes(config)
-    schedule = _schedule(config)
     _check_batch(config)
+    schedule = _schedule(config)
     decoder = Decoder(config.model)
     model = PipelineModel(decoder.prepare, decoder.embed, decoder.layer, decoder.head)
     remat = _remat(config)
@@ -120,40 +122,44 @@ def _check_axes(config: Config) -> None:
 
 
 def _schedule(config: Config) -> Schedule:
-    pipeline, ranks = config.pipeline, config.mesh.axes.pipe
+    pipeline = config.pipeline
     said = f"pipeline.schedule={pipeline.schedule}"
     try:
-        if pipeline.schedule.startswith("csv:"):
-            schedule = _read_csv(config)
-        else:
-            families.describe(pipeline.schedule)
-            schedule = families.make(
-                pipeline.schedule, ranks=ranks, microbatches=pipeline.microbatches, chunks=pipeline.chunks
-            )
-        validate(schedule, microbatches=pipeline.microbatches)
-        if pipeline.split_backward:
-            schedule = split_backward(schedule)
+        schedule = _read_csv(config) if pipeline.schedule.startswith("csv:") else _make(config)
+        validate(schedule)
     except ScheduleError as error:
         raise ConfigError(f"{said}: {error}") from None
-    return schedule
+    for option, asked, held in (
+        ("mesh.axes.pipe", config.mesh.axes.pipe, schedule.ranks),
+        ("pipeline.microbatches", pipeline.microbatches, schedule.microbatches),
+        ("pipeline.chunks", pipeline.chunks, schedule.chunks),
+    ):
+        if asked not in (None, held):
+            raise ConfigError(f"{option}={asked}, but {said} is made for {held}; set {option}={held}")
+    return split_backward(schedule) if pipeline.split_backward else schedule
+
+
+def _make(config: Config) -> Schedule:
+    pipeline = config.pipeline
+    families.describe(pipeline.schedule)
+    try:
+        return families.make(
+            pipeline.schedule, ranks=config.mesh.axes.pipe, microbatches=pipeline.microbatches, chunks=pipeline.chunks
+        )
+    except ScheduleError as error:
+        option, _, rest = str(error).partition("=")  # it begins with the number that the family cannot have
+        raise ConfigError(f"{'mesh.axes.pipe' if option == 'ranks' else f'pipeline.{option}'}={rest}") from None
 
 
 def _read_csv(config: Config) -> Schedule:
-    said, path = f"pipeline.schedule={config.pipeline.schedule}", Path(config.pipeline.schedule.removeprefix("csv:"))
+    said = f"pipeline.schedule={config.pipeline.schedule}"
+    path = Path(os.path.expanduser(config.pipeline.schedule.removeprefix("csv:")))
     try:
-        schedule = from_csv(path.expanduser().read_text(encoding="utf-8"), path.name)
+        return from_csv(path.read_text(encoding="utf-8"), path.name)
     except OSError as error:
         raise ConfigError(f"{said} cannot be read: {error.strerror}; give the path of a CSV file") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{said} is not text; give the path of a CSV file, one row a rank") from None
-    for option, asked, held in (
-        ("mesh.axes.pipe", config.mesh.axes.pipe, schedule.ranks),
-        ("pipeline.microbatches", config.pipeline.microbatches, schedule.microbatches),
-        ("pipeline.chunks", config.pipeline.chunks, schedule.chunks),
-    ):
-        if asked not in (None, held):
-            raise ConfigError(f"{option}={asked}, but {said} is made for {held}; set {option}={held}")
-    return schedule
 
 
 def _check_batch(config: Config) -> None:
@@ -196,19 +202,19 @@ def _check_remat(config: Config, model: PipelineModel, remat: Remat, split: Spli
     """A policy that changes nothing would be a mistake that nobody sees."""
     if not remat.names:
         return
-    kept = {crossing.name for crossing in split.layer.residuals}
-    idle = [name for name in remat.names if name not in kept]
+    idle = [name for name in remat.names if name not in _kept(split)]
     if idle:
-        useful = [name for name in SAVEABLE_NAMES if name not in idle and _has_effect(config, model, name)]
+        others = Remat("names", tuple(name for name in SAVEABLE_NAMES if name not in idle))
+        kept = _kept(split_blocks(config, model, others))
+        useful = [name for name in others.names if name in kept]
         raise ConfigError(
             f"pipeline.remat={remat} has no effect for {', '.join(idle)}: the backward does not read "
             f"{'it' if len(idle) == 1 else 'them'}; use {', '.join(useful)}"
         )
 
 
-def _has_effect(config: Config, model: PipelineModel, name: str) -> bool:
-    split = split_blocks(config, model, Remat("names", (name,)))
-    return name in {crossing.name for crossing in split.layer.residuals}
+def _kept(split: SplitModel) -> set[str]:
+    return {crossing.name for crossing in split.layer.residuals}
 
 
 def _divisors(size: int, near: int) -> str:

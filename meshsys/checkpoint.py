@@ -6,8 +6,10 @@ number), the position in the data, and a checksum of every array. It is restored
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,7 +58,7 @@ class Checkpoints:
             step,
             args=ocp.args.Composite(
                 state=ocp.args.StandardSave(state),
-                meta=ocp.args.JsonSave(meta | {"checksums": _checksums(state)}),
+                meta=ocp.args.JsonSave(_sealed(meta | {"checksums": _checksums(state)})),
             ),
         )
 
@@ -81,6 +83,8 @@ class Checkpoints:
         for step in steps:
             try:
                 meta = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
+                if meta != _sealed(meta):
+                    raise ValueError("its meta has another checksum than it was written with")
                 checksums = meta.pop("checksums")
             except Exception as error:  # whatever a damaged file makes orbax raise
                 damaged.append(step)
@@ -129,6 +133,12 @@ class Checkpoints:
 def _damage(step: int, error: Exception) -> str:
     reason = " ".join(str(error).split())
     return f"checkpoint {step} is damaged, taking the one before: {reason[:160]}{'...' if len(reason) > 160 else ''}"
+
+
+def _sealed(meta: dict[str, Any]) -> dict[str, Any]:
+    """The meta with a checksum of its own."""
+    content = {name: value for name, value in meta.items() if name != "checksum"}
+    return content | {"checksum": zlib.crc32(json.dumps(content, sort_keys=True).encode())}
 
 
 def _checksums(state: PyTree) -> dict[str, int]:

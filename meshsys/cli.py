@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = args.run_command(args)
         sys.stdout.flush()
     except (ConfigError, ScheduleError) as error:
-        print(f"meshsys: error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"meshsys: error: {_one_line(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -41,6 +41,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return code or 0
+
+
+def _one_line(message: str) -> str:
+    """Without line breaks, and without what could steer a terminal."""
+    words = " ".join(message.split())
+    return words if words.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in words)
 
 
 # Commands
@@ -127,7 +133,7 @@ def _read_schedule(args: argparse.Namespace) -> Schedule:
     from schedules.actions import from_csv
     from schedules.validate import validate
 
-    path = Path(args.name.removeprefix("csv:"))
+    path = Path(os.path.expanduser(args.name.removeprefix("csv:")))
     try:
         schedule = from_csv(path.read_text(encoding="utf-8"), path.name)
         validate(schedule)

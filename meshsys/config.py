@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -42,9 +44,18 @@ __all__ = [
 ]
 
 _INT32_MAX = 2**31 - 1  # steps and positions are int32 on the devices
+_LARGEST = 1e30  # float32 holds it, and its products with small numbers
 
 Count = Annotated[int, Field(ge=1, le=_INT32_MAX)]
-Text = Annotated[str, Field(min_length=1)]
+
+
+def _without_zero_byte(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("holds a zero byte, which no path can; remove it")
+    return text
+
+
+Text = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_without_zero_byte)]
 # `mesh.topology: 8` and `run.name: 17` are numbers to YAML, and text to whoever wrote them.
 Label = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
 
@@ -138,7 +149,7 @@ class MeshConfig(_Section):
     @field_validator("topology")
     @classmethod
     def _is_a_torus(cls, topology: str) -> str:
-        if not re.fullmatch(r"([a-z][a-z0-9]*:)?[1-9][0-9]*(x[1-9][0-9]*)*", topology):
+        if not re.fullmatch(r"([a-z][a-z0-9]*:)?[1-9][0-9]{0,8}(x[1-9][0-9]{0,8})*", topology):
             raise ValueError("is not a torus; write sizes joined by `x`, as in 8, 2x2x2 or v5p:4x4x4")
         return topology
 
@@ -185,10 +196,10 @@ class TrainConfig(_Section):
     """
 
     steps: Count = 100
-    learning_rate: float = Field(default=3e-4, gt=0)
+    learning_rate: float = Field(default=3e-4, gt=0, le=_LARGEST)
     warmup_steps: int = Field(default=0, ge=0, le=_INT32_MAX)
-    weight_decay: float = Field(default=0.1, ge=0)
-    gradient_clip: float = Field(default=1.0, ge=0)
+    weight_decay: float = Field(default=0.1, ge=0, le=_LARGEST)
+    gradient_clip: float = Field(default=1.0, ge=0, le=_LARGEST)
     final_learning_rate_fraction: float = Field(default=0.1, ge=0, le=1)
     skip_nonfinite: bool = False
 
@@ -219,7 +230,7 @@ class Config(_Section):
     @property
     def run_dir(self) -> Path:
         """The run's folder: `run.dir`, or `runs/NAME`; relative to the working directory."""
-        return Path(self.run.dir).expanduser() if self.run.dir is not None else Path("runs", self.run.name)
+        return Path(os.path.expanduser(self.run.dir)) if self.run.dir is not None else Path("runs", self.run.name)
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -253,12 +264,14 @@ def _read(path: Path) -> dict[str, Any]:
         hint = f"; did you mean {path.with_name(near[0])}?" if near else "; give the path of a YAML file"
         raise ConfigError(f"the configuration file {path} does not exist{hint}") from None
     except OSError as error:
-        raise ConfigError(f"the configuration file {path} cannot be read: {error.strerror}") from None
+        raise ConfigError(f"the configuration file {path} cannot be read: {error.strerror}; give the path of a YAML file") from None
     except yaml_core.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigError(f"{path}{line} is not valid YAML: {error.problem or error.context}") from None
+        raise ConfigError(f"{path}{line} is not valid YAML: {error.problem or error.context}; mend that line") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not valid YAML: byte {error.start} is not UTF-8; save it as UTF-8") from None
     except (yaml_core.YAMLError, ValueError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}") from None
+        raise ConfigError(f"{path} is not valid YAML: {error}; mend or remove that value") from None
     if not isinstance(raw, dict):
         held = "is empty" if raw is None else f"holds {_show(raw)}"
         raise ConfigError(f"{path} {held}; write a mapping of sections: {', '.join(_TREE)}")
@@ -330,13 +343,17 @@ def _unknown(path: Sequence[str], value: Any, depth: int) -> str:
     if parent and not siblings:
         return f"{said}; {where} holds a single value"
     names = list(_names(_TREE))
+    if "." in name and (*parent, *name.split(".")) in names:
+        above, _, below = name.rpartition(".")
+        return f"{said} as one key; write {below} below {above.replace('.', ' and ')}"
+    elsewhere = [other for other in names if other[-1] == path[-1]]
     near = difflib.get_close_matches(name, siblings, 1)
-    if near:
+    if near and not (elsewhere and name == path[-1]):
         nearest = (*parent, *near)
         whole = (*nearest, *path[depth + 1 :])
         guesses = [whole if whole in names else nearest]
     else:
-        guesses = [other for other in names if other[-1] == path[-1]]
+        guesses = elsewhere
     if guesses:
         return f"{said}; did you mean {' or '.join('.'.join(guess) for guess in guesses)}?"
     return f"{said}; {where or 'the file'} has {', '.join(siblings)}"
@@ -348,16 +365,18 @@ def _not_a_mapping(path: Sequence[str], value: Any) -> str:
 
 
 _EXPLANATIONS = {
-    "int_type": "is not an integer",
-    "int_from_float": "is not an integer",
-    "float_type": "is not a number",
-    "bool_type": "is neither true nor false",
-    "string_type": "is not text; put it in quotes",
+    "int_type": "is not an integer; write one, as in 8",
+    "int_from_float": "is not an integer; write one, as in 8",
+    "float_type": "is not a number; write one, as in 0.1",
+    "bool_type": "is neither true nor false; write one of them",
+    "string_type": "is not text; write one value, in quotes",
     "string_too_short": "is empty; give it a value, or leave it out for the default",
-    "finite_number": "is not a finite number",
-    "greater_than": "must be above {gt}",
-    "greater_than_equal": "must be at least {ge}",
-    "less_than_equal": "must be at most {le}",
+    "string_too_long": "is too long; use at most {max_length} characters",
+    "string_unicode": "is not valid Unicode; write it in UTF-8",
+    "finite_number": "is not a finite number; write one, as in 0.1",
+    "greater_than": "must be above {gt}; raise it",
+    "greater_than_equal": "must be at least {ge}; raise it",
+    "less_than_equal": "must be at most {le}; lower it",
     "literal_error": "is not a choice; use {expected}",
 }
 
@@ -373,7 +392,8 @@ def _explain(errors: Sequence[ErrorDetails]) -> str:
 
 
 def _explain_one(error: ErrorDetails) -> str:
-    kind, value, context = error["type"], error["input"], error.get("ctx", {})
+    kind, value = error["type"], error["input"]
+    context = {name: f"{limit:g}" if isinstance(limit, float) else limit for name, limit in error.get("ctx", {}).items()}
     path = [str(part) for part in error["loc"]]
     if kind in _UNKNOWN:
         return _unknown(path, value, len(path) - 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +42,14 @@ class MetricsWriter:
 
 
 def _keep_until(path: Path, step: int) -> None:
-    """Drops the lines after a step, and a last line that was cut short."""
+    """Drops the lines after a step, and what is no record, such as a last line that was cut short."""
     if not path.exists():
         return
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        try:
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+        with suppress(ValueError, TypeError, KeyError):
             if line.endswith("\n") and json.loads(line)["step"] <= step:
                 kept.append(line)
-        except ValueError:
-            break
     temporary = path.with_suffix(".tmp")
     temporary.write_text("".join(kept), encoding="utf-8")
     os.replace(temporary, path)

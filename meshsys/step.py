@@ -196,14 +196,17 @@ class Step:
         return kept._replace(step=state.step + 1), metrics
 
     def first_nonfinite(self, metrics: Metrics) -> str:
-        """The loss, or the first parameter whose gradient is not finite: "layers.3.mlp.gate"."""
+        """The loss where it is not finite, and the first parameter whose gradient is not: "layers.3.mlp.gate"."""
+        found = [] if np.isfinite(metrics.loss) else ["the loss"]
         layers = _on_layers(metrics.squares, self._layout.to_layers)
         for path, leaf in jax.tree_util.tree_leaves_with_path(jax.device_get(layers)):
             name = [part.key for part in path]
             bad = np.flatnonzero(~np.isfinite(np.asarray(leaf).reshape(-1)))
             if bad.size:
-                return ".".join(["layers", str(bad[0]), *name[1:]] if name[0] == "layers" else name[1:])
-        return "loss"
+                where = ".".join(["layers", str(bad[0]), *name[1:]] if name[0] == "layers" else name[1:])
+                found.append(f"the gradient of {where}")
+                break
+        return ", ".join(found) or "the norm of the gradient"
 
 
 def _squares_by_layer(grads: PyTree) -> PyTree:

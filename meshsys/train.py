@@ -6,12 +6,12 @@ import dataclasses
 import fcntl
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 
@@ -33,7 +33,8 @@ __all__ = ["train"]
 def train(config: Config) -> int:
     """Trains to `train.steps`, going on from the run's newest checkpoint; returns the exit code.
 
-    0 when the run is complete, 1 after a loss or gradient that is not finite, 128 + N after signal N.
+    0 when the run is complete, 1 after a loss or gradient that is not finite, 128 + N after signal N. Must be called
+    on the main thread, which Python gives the signals to.
 
     Raises:
         ConfigError: a configuration that cannot run; nothing has been written then.
@@ -45,15 +46,17 @@ def train(config: Config) -> int:
     loader = _loader(assembly)
     step = Step(assembly, mesh)
     folder = config.run_dir
-    with _locked(folder):
+    with _locked(folder), _signals() as signals:
         checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep)
         try:
-            return _run(assembly, step, loader, checkpoints, folder)
+            return _run(assembly, step, loader, checkpoints, folder, signals)
         finally:
             checkpoints.close()
 
 
-def _run(assembly: Assembly, step: Step, loader: Loader, checkpoints: Checkpoints, folder: Path) -> int:
+def _run(
+    assembly: Assembly, step: Step, loader: Loader, checkpoints: Checkpoints, folder: Path, signals: _Signals
+) -> int:
     config = assembly.config
     steps, every = config.train.steps, config.checkpoint.every
 
@@ -77,11 +80,12 @@ def _run(assembly: Assembly, step: Step, loader: Loader, checkpoints: Checkpoint
 
     code, position = 0, loader.state()
     try:
-        with _signals() as caught, TrainProgress(taken, steps) as progress:
+        with TrainProgress(taken, steps) as progress:
             if taken < steps:
                 progress.say(f"compiling {config.run.name} for {assembly.placement.size} devices")
                 step.compile()
-            while taken < steps and not caught:
+            signals.wait_for_step = True
+            while taken < steps and not signals.caught:
                 begun = time.perf_counter()
                 state, measured = step(state, next(loader))
                 measured = jax.device_get(measured)
@@ -97,8 +101,8 @@ def _run(assembly: Assembly, step: Step, loader: Loader, checkpoints: Checkpoint
                 }
                 if not measured.finite and not config.train.skip_nonfinite:
                     progress.say(
-                        f"step {taken + 1}: {step.first_nonfinite(measured)} is not finite; the state before it is "
-                        f"saved. Lower train.learning_rate, or set train.skip_nonfinite=true to skip such steps"
+                        f"step {taken + 1} is not finite: {step.first_nonfinite(measured)}; the state before it is "
+                        "saved. Lower train.learning_rate, or set train.skip_nonfinite=true to skip such steps"
                     )
                     code = 1
                     break
@@ -108,15 +112,15 @@ def _run(assembly: Assembly, step: Step, loader: Loader, checkpoints: Checkpoint
                 if every and taken % every == 0:
                     save(taken, state, position)
             save(taken, state, position)
-            if caught:
-                code = 128 + caught[0]
+            if signals.caught and taken < steps and not code:
+                code = 128 + signals.caught
                 progress.say(
-                    f"stopped by {signal.Signals(caught[0]).name} after step {taken}; the same command goes on from there"
+                    f"stopped by {signals.caught.name} after step {taken}; the same command goes on from there"
                 )
     finally:
         metrics.close()
     report = write_report(folder)
-    _print(f"{'complete' if taken == steps else 'saved'} at step {taken}: {report}")
+    _print(f"{'complete' if taken >= steps else 'saved'} at step {taken}: {report}")
     return code
 
 
@@ -163,26 +167,65 @@ def _locked(folder: Path) -> Iterator[None]:
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise ConfigError(
                 f"run.dir={folder} is in use by another process; wait for it, or set another run.name"
             ) from None
+        except OSError:
+            pass  # a file system without locks
         yield
 
 
+class _Signals:
+    """SIGINT and SIGTERM of a run.
+
+    Attributes:
+        wait_for_step: a signal lets the step end; until this is set there is nothing to save, and it ends the process.
+        caught: the first signal, once there is one; the second ends the process at once.
+    """
+
+    def __init__(self) -> None:
+        self.wait_for_step = False
+        self.caught: signal.Signals | None = None
+
+    def watch(self, source: int) -> None:
+        """Reads signal numbers, a byte each, until the file ends."""
+        while byte := os.read(source, 1):
+            if byte[0] not in _STOPPING:
+                continue
+            number = signal.Signals(byte[0])
+            if self.caught or not self.wait_for_step:
+                _exit_now(number, "at once" if self.caught else "before the first step: nothing is lost")
+            self.caught = number
+
+
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+
+def _exit_now(number: signal.Signals, when: str) -> NoReturn:
+    """Ends the process without waiting for any of its threads; checkpoints and metrics bear that."""
+    show_cursor = "\r\n\x1b[?25h" if os.isatty(1) else ""  # the progress bar hides it
+    with suppress(OSError):
+        os.write(1, f"{show_cursor}stopped by {number.name} {when}\n".encode())
+    os._exit(128 + number)
+
+
 @contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Collects SIGINT and SIGTERM; at the second one the process ends at once."""
-    caught: list[int] = []
-
-    def handler(number: int, _: FrameType | None) -> None:
-        if caught:
-            os._exit(128 + number)
-        caught.append(number)
-
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+def _signals() -> Iterator[_Signals]:
+    """Watches the signals on a thread of their own, as XLA can keep the main one for minutes."""
+    signals = _Signals()
+    source, sink = os.pipe()
+    os.set_blocking(sink, False)
+    watcher = threading.Thread(target=signals.watch, args=(source,), name="meshsys-signals", daemon=True)
+    before = {number: signal.signal(number, lambda *_: None) for number in _STOPPING}
+    wakeup = signal.set_wakeup_fd(sink, warn_on_full_buffer=False)
+    watcher.start()
     try:
-        yield caught
+        yield signals
     finally:
-        for number, old in before.items():
-            signal.signal(number, old)
+        signal.set_wakeup_fd(wakeup)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(sink)
+        watcher.join()
+        os.close(source)

@@ -1,7 +1,8 @@
 """YAML by the core schema of YAML 1.2, strict about keys.
 
 PyYAML follows YAML 1.1, where `3e-4` is text, `on` is true, `007` is octal and `2024-01-01` is a date. Here the first
-is a number and the others are text. A mapping's keys must be text, each written once.
+is a number and the others are text. A mapping's keys must be text, each written once, and an alias stands for a single
+value: one that stands for its own parent, or for a list of aliases of lists, would have no end.
 """
 
 from __future__ import annotations
@@ -49,10 +50,26 @@ _CORE_SCHEMA = {
 }
 
 
+_DEEPEST = 32  # far below what would exhaust the stack
+
+
 class _Loader(yaml.SafeLoader):
     """YAML 1.2's core schema; a mapping's keys are text, each written once."""
 
     yaml_implicit_resolvers: dict = {}
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = self.peek_event()
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise yaml.MarkedYAMLError(problem="it is nested too deeply", problem_mark=event.start_mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if isinstance(event, yaml.AliasEvent) and not isinstance(node, yaml.ScalarNode):
+            problem = f"the alias `*{event.anchor}` stands for more than a single value, which must be written out"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         lines: dict[str, int] = {}
@@ -62,7 +79,7 @@ class _Loader(yaml.SafeLoader):
                 problem = f"the key `{key}` is not text"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
             if key in lines:
-                problem = f"the key `{key}` is in line {lines[key]} already; keep one of them"
+                problem = f"the key `{key}` is in line {lines[key]} already"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
             lines[key] = key_node.start_mark.line + 1
         return super().construct_mapping(node, deep)

@@ -9,6 +9,8 @@ __all__ = ["DType", "ModelConfig"]
 
 DType = Literal["float32", "bfloat16"]
 
+_LARGEST = 1 << 20  # far above any model; keeps a slip of the finger from filling the memory
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -45,10 +47,13 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name in ("layers", "d_model", "heads", "d_ff"):
             if getattr(self, name) < 1:
-                raise ValueError(f"model.{name}={getattr(self, name)} must be at least 1")
+                raise ValueError(f"model.{name}={getattr(self, name)} must be at least 1; raise it")
         for name in ("kv_heads", "vocab_size"):
             if getattr(self, name) < 0:
-                raise ValueError(f"model.{name}={getattr(self, name)} must be at least 0")
+                raise ValueError(f"model.{name}={getattr(self, name)} must be at least 0; raise it")
+        for name in ("layers", "d_model", "heads", "kv_heads", "d_ff", "vocab_size"):
+            if getattr(self, name) > _LARGEST:
+                raise ValueError(f"model.{name}={getattr(self, name)} must be at most {_LARGEST}; lower it")
         if self.d_model % self.heads:
             raise ValueError(
                 f"model.heads={self.heads} does not divide model.d_model={self.d_model}; "
@@ -65,10 +70,12 @@ class ModelConfig:
                 f"use {_divisors_near(self.heads, self.kv_heads)}"
             )
         if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"model.dropout={self.dropout} must be at least 0 and below 1")
-        for name in ("rope_theta", "norm_epsilon"):
+            raise ValueError(f"model.dropout={self.dropout} must be at least 0 and below 1; change it")
+        for name, most in (("rope_theta", 1e30), ("norm_epsilon", 1.0)):
             if getattr(self, name) <= 0:
-                raise ValueError(f"model.{name}={getattr(self, name)} must be above 0")
+                raise ValueError(f"model.{name}={getattr(self, name)} must be above 0; raise it")
+            if getattr(self, name) > most:
+                raise ValueError(f"model.{name}={getattr(self, name)} must be at most {most:g}; lower it")
 
     @property
     def head_dim(self) -> int:

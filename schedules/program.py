@@ -24,7 +24,9 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from schedules.actions import Kind, Schedule
-from schedules.backward import Crossing, SplitBlock, split
+from schedules.backward import SplitBlock, split
+from schedules.buffers import LIFETIMES, Buffers, blank, get, put
+from schedules.collectives import gather, is_spec, manual_part, reduce_gradient, scatter
 from schedules.remat import Remat
 from schedules.slots import Lifetime, TickTable, build_table
 from schedules.stages import StageLayout
@@ -75,10 +77,6 @@ def split_model(
     )
 
 
-# What waits in slots between the actions of a block: residuals that I ends, residuals that W ends, stash.
-_WAITS = ((Kind.F, Kind.I), (Kind.F, Kind.W), (Kind.I, Kind.W))
-
-
 class Program:
     """One schedule for one number of layers; `value_and_grad` makes the function that runs it.
 
@@ -105,7 +103,7 @@ class Program:
         self.remat = remat
         self._ranks, self._chunks, self._places = self.layout.table.shape
         self.unroll = self._chunks * self._places <= 8 if unroll is None else unroll
-        self._empty = jnp.nan if poison else 0.0
+        self.empty = jnp.nan if poison else 0.0
         kinds = self.layout.kinds()
         self._with = {
             "first": frozenset({0}),
@@ -115,7 +113,7 @@ class Program:
         self.lifetimes = {
             (block, start, end): Lifetime(stages, start, end)
             for block, stages in self._with.items()
-            for start, end in _WAITS
+            for start, end in LIFETIMES
         }
         self.table = build_table(schedule, self.lifetimes.values())
         # A branch is an action for a kind of stage and, where code is specific to it, a chunk.
@@ -171,7 +169,7 @@ class Program:
         float32 at least.
         """
         manual = ("pipe", *batch_axes)
-        local = jax.tree.map(partial(_manual_part, manual=manual), dict(specs), is_leaf=_is_spec)
+        local = jax.tree.map(partial(manual_part, manual=manual), dict(specs), is_leaf=is_spec)
 
         def body(
             params: PyTree, batch: PyTree, scale: jax.Array, key: PyTree, rows: PyTree
@@ -219,24 +217,26 @@ class _Run:
         local_specs: PyTree,
         specs: Mapping[str, PyTree],
         batch_axes: Sequence[str],
-        gather: str,
+        gathered_each: str,
     ):
         self.program, self.model, self.batch, self.scale, self.key = program, model, batch, scale, key
         self.batch_axes, self.specs, self.local = tuple(batch_axes), specs, local_specs
-        self.each_tick = gather == "tick"
+        self.each_tick = gathered_each == "tick"
         self.unroll = program.unroll
         # Shared leaves [...]; layer leaves [1, V, J, ...] -> [V * J, ...].
-        self.shared = jax.tree.map(_gather, params["shared"], local_specs["shared"])
+        self.shared = jax.tree.map(gather, params["shared"], local_specs["shared"])
         staged = jax.tree.map(lambda a: a.reshape(-1, *a.shape[3:]), params["layers"])
-        self.layer_specs = jax.tree.map(lambda spec: PartitionSpec(*spec[3:]), local_specs["layers"], is_leaf=_is_spec)
+        self.layer_specs = jax.tree.map(lambda spec: PartitionSpec(*spec[3:]), local_specs["layers"], is_leaf=is_spec)
         if not self.each_tick:
-            staged = jax.tree.map(lambda a, spec: _gather(a, spec, skip=1), staged, self.layer_specs)
+            staged = jax.tree.map(lambda a, spec: gather(a, spec, skip=1), staged, self.layer_specs)
         self.layers = self._by_place(staged)
         layer = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), staged)
         if self.each_tick:
-            layer = jax.eval_shape(lambda p: jax.tree.map(_gather, p, self.layer_specs), layer)
+            layer = jax.eval_shape(lambda p: jax.tree.map(gather, p, self.layer_specs), layer)
         microbatch = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batch)
         self.blocks = split_model(model, layer, self.shared, microbatch, key, program.remat)
+        named = {name: getattr(self.blocks, name) for name in ("first", "layer", "last")}
+        self.slots = Buffers(named, program.lifetimes, program.table, program._places, self.unroll, program.empty)
         rank = jax.lax.axis_index("pipe")
         self.numbers = jnp.asarray(program.layout.table)[rank].reshape(-1)
 
@@ -258,13 +258,17 @@ class _Run:
             params = self.layers[place]
         else:
             params = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, place, keepdims=False), self.layers)
-        return jax.tree.map(_gather, params, self.layer_specs) if self.each_tick else params
+        return jax.tree.map(gather, params, self.layer_specs) if self.each_tick else params
 
     def _add_grads(self, stored: PyTree, chunk: Any, j: Any, grads: PyTree) -> PyTree:
         place = chunk * self.program._places + j
         if self.each_tick:
-            grads = jax.tree.map(_widened, grads, is_leaf=_is_none)
-            grads = jax.tree.map(_scatter, grads, self.layer_specs, is_leaf=_is_none)
+            grads = jax.tree.map(
+                lambda grad, spec: None if grad is None else scatter(_widened(grad), spec),
+                grads,
+                self.layer_specs,
+                is_leaf=_is_none,
+            )
         if self.unroll:
             return (*stored[:place], _add(stored[place], grads), *stored[place + 1 :])
 
@@ -276,87 +280,11 @@ class _Run:
 
         return jax.tree.map(leaf, stored, grads, is_leaf=_is_none)
 
-    # --- Slots ----------------------------------------------------------------------------------------------
-
-    def _buffers(self) -> dict[tuple[str, Kind, Kind], list[Any]]:
-        """Per block and lifetime, a buffer for each value that waits: [slots, ...], for layers [slots, J, ...]."""
-        buffers: dict[tuple[str, Kind, Kind], list[Any]] = {}
-        for (block, start, end), lifetime in self.program.lifetimes.items():
-            count = self.program.table.counts[lifetime]
-            crossings = _waiting(getattr(self.blocks, block), start, end)
-            if block != "layer":
-                buffers[block, start, end] = [self._blank((count, *c.aval.shape), c.aval) for c in crossings]
-            elif self.unroll:
-                places = range(self.program._places)
-                buffers[block, start, end] = [
-                    tuple(self._blank((count, *c.aval.shape), c.aval) for _ in places) for c in crossings
-                ]
-            else:
-                shape = (count, self.program._places)
-                buffers[block, start, end] = [self._blank((*shape, *c.aval.shape), c.aval) for c in crossings]
-        return buffers
-
-    def _blank(self, shape: tuple[int, ...], like: Any) -> jax.Array:
-        inexact = jnp.issubdtype(like.dtype, jnp.inexact)
-        blank = jnp.full(shape, self.program._empty if inexact else 0, like.dtype)
-        return jax.device_put(blank, jax.memory.Space.Host) if Crossing(like, "", True, True).on_host else blank
-
-    def _write(self, state: dict, row: dict, block: str, start: Kind, values: Sequence[Any], j: Any = None) -> None:
-        """Puts what F (residuals) or I (stash) leaves into its slots."""
-        for key, slot in zip(self.program.lifetimes, row["slots"], strict=True):
-            if key[:2] != (block, start):
-                continue
-            leaves = zip(values, self._leaves(block, start), strict=True)
-            mine = [value for value, crossing in leaves if _ends(crossing, start) is key[2]]
-            buffers = state["buffers"][key]
-            state["buffers"] = state["buffers"] | {
-                key: [_put(buffer, slot, j, value) for buffer, value in zip(buffers, mine, strict=True)]
-            }
-
-    def _read(
-        self, state: dict, row: dict, block: str, start: Kind, reader: Kind, j: Any = None
-    ) -> tuple[list[Any], list[tuple]]:
-        """What the reader (I or W) takes of what F or I left, None for what it does not read; and where it was."""
-        values: list[Any] = [None] * len(self._leaves(block, start))
-        places = []
-        for key, slot in zip(self.program.lifetimes, row["slots"], strict=True):
-            if key[:2] != (block, start):
-                continue
-            mine = [i for i, crossing in enumerate(self._leaves(block, start)) if _ends(crossing, start) is key[2]]
-            for position, i in enumerate(mine):
-                crossing = self._leaves(block, start)[i]
-                if crossing.for_input if reader is Kind.I else crossing.for_weight:
-                    values[i] = _get(state["buffers"][key][position], slot, j)
-                    places.append((key, position, j))
-        return values, places
-
-    def _settle(self, state: dict, places: Sequence[tuple], outputs: PyTree) -> PyTree:
-        """Orders what was computed from buffers before whatever becomes of them.
-
-        Without this barrier XLA copies every buffer in every branch of the switch, since it cannot tell that the
-        reads come first.
-        """
-        entries = []
-        for key, position, j in places:
-            buffer = state["buffers"][key][position]
-            entries.append(buffer[j] if isinstance(buffer, tuple) else buffer)
-        outputs, entries = jax.lax.optimization_barrier((outputs, entries))
-        for (key, position, j), entry in zip(places, entries, strict=True):
-            buffers = list(state["buffers"][key])
-            buffer = buffers[position]
-            buffers[position] = (*buffer[:j], entry, *buffer[j + 1 :]) if isinstance(buffer, tuple) else entry
-            state["buffers"] = state["buffers"] | {key: buffers}
-        return outputs
-
-    def _leaves(self, block: str, start: Kind) -> tuple[Crossing, ...]:
-        split_block: SplitBlock = getattr(self.blocks, block)
-        return split_block.residuals if start is Kind.F else split_block.stash
+    # --- Actions --------------------------------------------------------------------------------------------
 
     def _receive(self, state: dict, row: dict) -> jax.Array:
-        value, state["inbox"] = jax.lax.optimization_barrier((_get(state["inbox"], row["read"]), state["inbox"]))
+        value, state["inbox"] = jax.lax.optimization_barrier((get(state["inbox"], row["read"]), state["inbox"]))
         return value
-
-    # --- Actions --------------------------------------------------------------------------------------------
 
     def _loop(self, count: int, body: Callable[[Any, PyTree], PyTree], carry: PyTree) -> PyTree:
         if self.unroll:
@@ -372,7 +300,7 @@ class _Run:
         has_first, count, has_last = stage
         if has_first:
             x, residuals = self.blocks.first.forward(self.shared, (), context)
-            self._write(state, row, "first", Kind.F, residuals)
+            self.slots.write(state, row, "first", Kind.F, residuals)
         else:
             x = self._receive(state, row)
 
@@ -380,14 +308,14 @@ class _Run:
             x, buffers = carry
             inner = {"buffers": buffers}
             x, residuals = self.blocks.layer.forward(self._params(chunk, j), x, self._aux(context, chunk, j))
-            self._write(inner, row, "layer", Kind.F, residuals, j)
+            self.slots.write(inner, row, "layer", Kind.F, residuals, j)
             return x, inner["buffers"]
 
         x, state["buffers"] = self._loop(count, body, (x, state["buffers"]))
         if not has_last:
             return x, state
         loss, residuals = self.blocks.last.forward(self.shared, x, context)
-        self._write(state, row, "last", Kind.F, residuals)
+        self.slots.write(state, row, "last", Kind.F, residuals)
         state["loss"] = state["loss"] + self.scale * loss
         return None, state
 
@@ -400,17 +328,17 @@ class _Run:
 
         def finish(block: str, params: PyTree, aux: PyTree, stash: list, inner: dict, j: Any = None) -> None:
             if not fused:
-                self._write(inner, row, block, Kind.I, stash, j)
+                self.slots.write(inner, row, block, Kind.I, stash, j)
                 return
             split_block: SplitBlock = getattr(blocks, block)
-            residuals, places = self._read(inner, row, block, Kind.F, Kind.W, j)
+            residuals, places = self.slots.read(inner, row, block, Kind.F, Kind.W, j)
             grads = split_block.weight_gradient(params, aux, residuals, stash)
-            self._accumulate(block, chunk, j, self._settle(inner, places, grads), inner)
+            self._accumulate(block, chunk, j, self.slots.settle(inner, places, grads), inner)
 
         if has_last:
-            residuals, places = self._read(state, row, "last", Kind.F, Kind.I)
+            residuals, places = self.slots.read(state, row, "last", Kind.F, Kind.I)
             out = blocks.last.input_gradient(self.shared, context, residuals, self.scale)
-            dx, stash = self._settle(state, places, out)
+            dx, stash = self.slots.settle(state, places, out)
             finish("last", self.shared, context, stash, state)
         else:
             dx = self._receive(state, row)
@@ -420,8 +348,8 @@ class _Run:
             dx, inner = carry
             inner = dict(inner)
             params, aux = self._params(chunk, j), self._aux(context, chunk, j)
-            residuals, places = self._read(inner, row, "layer", Kind.F, Kind.I, j)
-            dx, stash = self._settle(inner, places, blocks.layer.input_gradient(params, aux, residuals, dx))
+            residuals, places = self.slots.read(inner, row, "layer", Kind.F, Kind.I, j)
+            dx, stash = self.slots.settle(inner, places, blocks.layer.input_gradient(params, aux, residuals, dx))
             finish("layer", params, aux, stash, inner, j)
             return dx, inner
 
@@ -429,8 +357,8 @@ class _Run:
         if not has_first:
             return dx, state
         state = dict(state)
-        residuals, places = self._read(state, row, "first", Kind.F, Kind.I)
-        _, stash = self._settle(state, places, blocks.first.input_gradient(self.shared, context, residuals, dx))
+        residuals, places = self.slots.read(state, row, "first", Kind.F, Kind.I)
+        _, stash = self.slots.settle(state, places, blocks.first.input_gradient(self.shared, context, residuals, dx))
         finish("first", self.shared, context, stash, state)
         return None, state
 
@@ -438,11 +366,11 @@ class _Run:
         has_first, count, has_last = stage
 
         def gradient(block: str, params: PyTree, aux: PyTree, inner: dict, j: Any = None) -> None:
-            residuals, places = self._read(inner, row, block, Kind.F, Kind.W, j)
-            stash, more = self._read(inner, row, block, Kind.I, Kind.W, j)
+            residuals, places = self.slots.read(inner, row, block, Kind.F, Kind.W, j)
+            stash, more = self.slots.read(inner, row, block, Kind.I, Kind.W, j)
             split_block: SplitBlock = getattr(self.blocks, block)
             grads = split_block.weight_gradient(params, aux, residuals, stash)
-            self._accumulate(block, chunk, j, self._settle(inner, [*places, *more], grads), inner)
+            self._accumulate(block, chunk, j, self.slots.settle(inner, [*places, *more], grads), inner)
 
         def body(j: Any, inner: dict) -> dict:
             inner = dict(inner)
@@ -481,7 +409,7 @@ class _Run:
                 chunk = chunk if self.unroll else row["chunk"]
                 output, state = run[TickTable.KINDS[kind]](stage, chunk, row, dict(state), context)
             if output is None:
-                output = self._blank(self.blocks.x.shape, self.blocks.x)
+                output = blank(self.blocks.x.shape, self.blocks.x, self.program.empty)
             return output, state
 
         return branch
@@ -492,8 +420,8 @@ class _Run:
         program, table, x = self.program, self.program.table, self.blocks.x
         zeros = partial(jax.tree.map, lambda a: _widened(jnp.zeros(a.shape, a.dtype)))
         state = {
-            "inbox": self._blank((table.inbox_slots + 1, *x.shape), x),
-            "buffers": self._buffers(),
+            "inbox": blank((table.inbox_slots + 1, *x.shape), x, program.empty),
+            "buffers": self.slots.init(),
             "layers": zeros(self.layers),
             "shared": zeros(self.shared),
             "loss": jnp.zeros((), jnp.float32),
@@ -507,105 +435,28 @@ class _Run:
                 if offset:
                     pairs = [(rank, (rank + offset) % program._ranks) for rank in range(program._ranks)]
                     arrived = jax.lax.ppermute(output, "pipe", pairs)
-                state = state | {"inbox": _put(state["inbox"], slot, None, arrived)}
+                state = state | {"inbox": put(state["inbox"], slot, None, arrived)}
             return state, None
 
         state, _ = jax.lax.scan(tick, state, rows)
-        shared = jax.tree.map(partial(_reduce, axes=("pipe", *self.batch_axes)), state["shared"], self.local["shared"])
-        skip = self.batch_axes if self.each_tick else ()
-        layers = jax.tree.map(
-            partial(_reduce, axes=self.batch_axes, skip=1, done=skip), self._stacked(state["layers"]), self.layer_specs
-        )
+        reduce_shared = partial(reduce_gradient, axes=("pipe", *self.batch_axes))
+        shared = jax.tree.map(reduce_shared, state["shared"], self.local["shared"])
+        done = self.batch_axes if self.each_tick else ()
+        reduce_layers = partial(reduce_gradient, axes=self.batch_axes, skip=1, done=done)
+        layers = jax.tree.map(reduce_layers, self._stacked(state["layers"]), self.layer_specs)
         shape = (1, program._chunks, program._places)
         layers = jax.tree.map(lambda a: a.reshape(*shape, *a.shape[1:]), layers)
         return state["loss"], {"shared": shared, "layers": layers}
-
-
-# --- Values in buffers ----------------------------------------------------------------------------------------
-
-
-def _waiting(block: SplitBlock, start: Kind, end: Kind) -> list[Crossing]:
-    leaves = block.residuals if start is Kind.F else block.stash
-    return [crossing for crossing in leaves if _ends(crossing, start) is end]
-
-
-def _ends(crossing: Crossing, start: Kind) -> Kind:
-    return Kind.W if crossing.for_weight or start is Kind.I else Kind.I
-
-
-def _put(buffer: Any, slot: jax.Array, j: Any, value: jax.Array) -> Any:
-    if isinstance(buffer, tuple):
-        return (*buffer[:j], _put(buffer[j], slot, None, value), *buffer[j + 1 :])
-    index = (slot,) if j is None else (slot, j)
-    zero = jnp.zeros((), jnp.int32)
-    start = (*(jnp.asarray(i, jnp.int32) for i in index), *(zero for _ in value.shape))
-    return jax.lax.dynamic_update_slice(buffer, value.reshape((1,) * len(index) + value.shape), start)
-
-
-def _get(buffer: Any, slot: jax.Array, j: Any = None) -> jax.Array:
-    if isinstance(buffer, tuple):
-        return _get(buffer[j], slot)
-    index = (slot,) if j is None else (slot, j)
-    shape = buffer.shape[len(index) :]
-    zero = jnp.zeros((), jnp.int32)
-    start = (*(jnp.asarray(i, jnp.int32) for i in index), *(zero for _ in shape))
-    return jax.lax.dynamic_slice(buffer, start, (1,) * len(index) + shape).reshape(shape)
-
-
-def _widened(array: jax.Array | None) -> jax.Array | None:
-    """Gradients add up in float32 at least."""
-    if array is None or jnp.finfo(array.dtype).bits >= 32:
-        return array
-    return array.astype(jnp.float32)
-
-
-def _add(total: PyTree, grads: PyTree) -> PyTree:
-    return jax.tree.map(lambda t, g: t if g is None else t + g.astype(t.dtype), total, grads, is_leaf=_is_none)
-
-
-# --- Shardings over manual axes -------------------------------------------------------------------------------
 
 
 def _is_none(leaf: Any) -> bool:
     return leaf is None
 
 
-def _is_spec(leaf: Any) -> bool:
-    return isinstance(leaf, PartitionSpec)
+def _widened(array: jax.Array) -> jax.Array:
+    """Gradients add up in float32 at least."""
+    return array if jnp.finfo(array.dtype).bits >= 32 else array.astype(jnp.float32)
 
 
-def _names(entry: Any) -> tuple[str, ...]:
-    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
-
-
-def _manual_part(spec: PartitionSpec, manual: Sequence[str]) -> PartitionSpec:
-    """The spec without the axes that are left to XLA."""
-    kept = (tuple(name for name in _names(entry) if name in manual) for entry in spec)
-    return PartitionSpec(*(names or None for names in kept))
-
-
-def _gather(array: jax.Array, spec: PartitionSpec, skip: int = 0) -> jax.Array:
-    """Gathers every sharded dimension; the spec starts at dimension `skip`."""
-    for dimension, entry in enumerate(spec):
-        if names := _names(entry):
-            array = jax.lax.all_gather(array, names, axis=dimension + skip, tiled=True)
-    return array
-
-
-def _scatter(array: jax.Array | None, spec: PartitionSpec, skip: int = 0) -> jax.Array | None:
-    """Sums over the axes of every sharded dimension, leaving each device its shard: the transpose of `_gather`."""
-    for dimension, entry in enumerate(spec):
-        if array is not None and (names := _names(entry)):
-            array = jax.lax.psum_scatter(array, names, scatter_dimension=dimension + skip, tiled=True)
-    return array
-
-
-def _reduce(
-    array: jax.Array, spec: PartitionSpec, axes: Sequence[str], skip: int = 0, done: Sequence[str] = ()
-) -> jax.Array:
-    """Sums a gradient over the axes and leaves it sharded as its parameter is; `done` axes that shard it are summed."""
-    sharded = {name for entry in spec for name in _names(entry)}
-    if not sharded & set(done):
-        array = _scatter(array, spec, skip)  # type: ignore[assignment]
-    rest = tuple(name for name in axes if name not in sharded)
-    return jax.lax.psum(array, rest) if rest else array
+def _add(total: PyTree, grads: PyTree) -> PyTree:
+    return jax.tree.map(lambda t, g: t if g is None else t + g.astype(t.dtype), total, grads, is_leaf=_is_none)

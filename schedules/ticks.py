@@ -72,13 +72,13 @@ def _deadlock(schedule: Schedule, position: list[int], ticks: dict, fused: froze
     for rank, action in stuck:
         for need in needs(action, schedule, fused):
             if need not in everywhere:
-                return f"rank {rank}, action {action} waits for {need}, which no rank runs"
+                return f"rank {rank}, action {action} waits for {need}, which no rank runs; add it"
     rank, action = stuck[0]
     need = next(need for need in needs(action, schedule, fused) if need not in ticks)
     owner = schedule.placement[need.stage]
     return (
         f"deadlock: rank {rank}, action {action} waits for {need}, "
-        f"which rank {owner} has after {schedule.actions[owner][position[owner]]}"
+        f"which rank {owner} has after {schedule.actions[owner][position[owner]]}; change the order of one of them"
     )
 
 

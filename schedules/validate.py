@@ -47,8 +47,9 @@ def _check_placement(schedule: Schedule) -> None:
     for stage, rank in enumerate(schedule.placement):
         if not 0 <= rank < schedule.ranks:
             raise ScheduleError(f"stage {stage} is placed on rank {rank}; the ranks are 0 to {schedule.ranks - 1}")
+    owners = set(schedule.placement)
     for rank, row in enumerate(schedule.actions):
-        if rank not in schedule.placement:
+        if rank not in owners:
             raise ScheduleError(f"rank {rank} runs no stage; give it one or remove the rank")
         for action in row:
             if not 0 <= action.stage < schedule.stages:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshsys.data.loader import Batch, Loader, make_loader
+from meshsys.data.sources import check_source
 from meshsys.data.tokenizers import Tokenizer, load_tokenizer
 
-__all__ = ["Batch", "Loader", "Tokenizer", "load_tokenizer", "make_loader"]
+__all__ = ["Batch", "Loader", "Tokenizer", "check_source", "load_tokenizer", "make_loader"]

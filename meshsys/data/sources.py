@@ -21,7 +21,7 @@ import numpy as np
 
 from meshsys.errors import ConfigError
 
-__all__ = ["Documents", "open_documents"]
+__all__ = ["Documents", "check_source", "open_documents"]
 
 SUFFIXES = (".txt", ".md", ".rst", ".py", ".jsonl")
 
@@ -42,6 +42,16 @@ class Documents(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> str: ...
+
+
+def check_source(source: str) -> None:
+    """Sees to it that `data.source` names a file; reads none.
+
+    Raises:
+        ConfigError: nothing there.
+    """
+    if source != "python_docs":
+        _files(source)
 
 
 def open_documents(source: str, text_field: str) -> Documents:
@@ -192,8 +202,10 @@ def _text(raw: bytes, path: Path, where: str, source: str, text_field: str) -> s
 def _record_text(line: str, where: str, source: str, text_field: str) -> str:
     try:
         record = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+    except RecursionError as error:
+        raise ConfigError(f"data.source={source}: {where} is nested too deeply; mend or remove that line") from error
+    except ValueError as error:  # also of an integer of thousands of digits, which is no JSONDecodeError
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else "a number is too long"
         raise ConfigError(f"data.source={source}: {where} is not JSON ({reason}); mend or remove that line") from error
     if not isinstance(record, dict):
         raise ConfigError(f"data.source={source}: {where} is not a JSON object; mend or remove that line")

@@ -182,7 +182,7 @@ def on_ranks(assembly: Assembly, values: Values) -> tuple[RankPlan, ...]:
     """What each rank really fills."""
     schedule, layout, table = assembly.schedule, assembly.program.layout, assembly.program.table
     kinds = layout.kinds()
-    filled = {start: np.zeros((schedule.ranks, table.ticks), np.int64) for start in (Kind.F, Kind.I)}
+    filled = {start: np.zeros((schedule.ranks, table.ticks)) for start in (Kind.F, Kind.I)}
     for end in (Kind.I, Kind.W):
         for start in (kind for kind in filled if kind is not end):
             sizes = {block: 0 for block in _BLOCKS}
@@ -192,7 +192,7 @@ def on_ranks(assembly: Assembly, values: Values) -> tuple[RankPlan, ...]:
             for stage, begins, ends in _waits(schedule, start, end):
                 first, layers, last = kinds[stage]
                 size = sizes["first"] * first + sizes["layer"] * layers + sizes["last"] * last
-                filled[start][schedule.placement[stage], begins : ends + 1] += size
+                filled[start][schedule.placement[stage], begins : ends + 1] += float(size)  # integers would end at 2**63
     x = assembly.split.x
     inbox = np.zeros(schedule.ranks, np.int64)
     for slots in table.receive:

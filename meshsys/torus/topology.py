@@ -16,7 +16,9 @@ from meshsys.torus.generations import GENERATIONS, Generation, Shape
 
 __all__ = ["Topology", "TopologyError"]
 
-_MOST_CHIPS = 1 << 16  # far above any pod; keeps a slip of the finger from filling the memory
+# Far above any pod; they keep a slip of the finger from filling the memory.
+_MOST_CHIPS = 1 << 16
+_MOST_DIMENSIONS = 6
 _SPEC = re.compile(r"(?:([a-z]\w*)\s*:\s*)?(\d+(?:\s*x\s*\d+)*)")
 
 
@@ -50,6 +52,10 @@ class Topology:
         if not self.shape or min(self.shape) < 1:
             raise TopologyError(f"mesh.topology={self} has a dimension below 1; write sizes of at least 1, as in 2x2x2")
         if not self.generation:
+            if len(self.shape) > _MOST_DIMENSIONS:
+                raise TopologyError(
+                    f"mesh.topology={self} has {len(self.shape)} dimensions; the most is {_MOST_DIMENSIONS}"
+                )
             if math.prod(self.shape) > _MOST_CHIPS:
                 raise TopologyError(
                     f"mesh.topology={self} has {math.prod(self.shape)} chips; the most is {_MOST_CHIPS}"

@@ -42,6 +42,10 @@ class Family:
     max_chunks: int | None = 1
 
 
+# Far above any pipeline; they keep a slip of the finger from filling the memory.
+_MOST_STAGES = 1 << 10
+_MOST_FORWARDS = 1 << 18
+
 _FAMILIES = {
     family.name: family
     for family in (
@@ -118,4 +122,11 @@ def make(name: str, *, ranks: int, microbatches: int, chunks: int | None = None)
         raise ScheduleError(
             f"chunks={chunks}: {name} has one stage a rank; set chunks=1 or use a schedule with chunks: {several}"
         )
+    for option, value, size, most in (
+        ("ranks", ranks, ranks, _MOST_STAGES),
+        ("chunks", chunks, ranks * chunks, _MOST_STAGES),
+        ("microbatches", microbatches, ranks * chunks * microbatches, _MOST_FORWARDS),
+    ):
+        if size > most:
+            raise ScheduleError(f"{option}={value} is too large for {name}; use {most // (size // value)} or less")
     return family.build(ranks, microbatches) if family.max_chunks == 1 else family.build(ranks, microbatches, chunks)

@@ -49,4 +49,5 @@ def test_the_ticks_copy_no_buffers(family, unroll):
     model = PipelineModel(decoder.prepare, decoder.embed, decoder.layer, decoder.head)
     step = jax.jit(program.value_and_grad(model, mesh, specs))
     compiled = step.lower(staged, batch, np.float32(1), None, program.rows()).compile()
-    assert copied_bytes(compiled.as_text()) < compiled.memory_analysis().temp_size_in_bytes / 50
+    # One copy in each branch would be several times the temporaries; loops over layers copy what they carry.
+    assert copied_bytes(compiled.as_text()) < compiled.memory_analysis().temp_size_in_bytes / 10

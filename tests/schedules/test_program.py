@@ -6,18 +6,19 @@ depend on how it is cut.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
 import re
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from models import SAVEABLE_NAMES, Decoder, ModelConfig
-from schedules.actions import Action, Kind, Schedule, from_csv, split_backward
+from schedules.actions import Action, Kind, Schedule, ScheduleError, from_csv, split_backward
 from schedules.families import make
 from schedules.program import PipelineModel, Program
 from schedules.remat import Remat
@@ -37,29 +38,28 @@ BY_HAND = (
 )
 
 # Every row is one program. Options: `scan` loops over a stage's layers instead of unrolling them, `fused` leaves
-# full backwards in the schedule, `tick` gathers fsdp weights in every tick, `tied` ties the embeddings.
+# full backwards in the schedule, `tick` gathers fsdp weights in every tick, `tied` ties the embeddings. The default
+# run has few models, as each needs a reference; the slow run has the rest.
 QUICK_CASES = """
 schedule           mesh      M   layers  remat                    options
-gpipe              1x1x1x1   3   2       none                     tied
+gpipe              1x1x1x1   3   5       none                     tied
 gpipe              4x1x2x1   3   3       full                     fused,tick
 gpipe              2x1x1x2   5   4       names:context,mlpwi_0    scan
 gpipe              2x2x1x1   1   3       dots                     scan,dropout
-1f1b               2x1x1x1   5   3       none                     fused,tied
-1f1b               4x1x1x2   3   4       full                     tied
-1f1b               4x1x1x1   9   5       dots                     scan
+1f1b               2x1x1x1   5   5       none                     fused,tied
+1f1b               4x1x1x1   9   5       dots                     scan,tied
+1f1b               4x1x1x2   3   3       full                     scan
 1f1b               2x1x2x2   3   3       offload:context          tick
-1f1b               2x2x2x1   1   1       names:mlpwi_0            dropout
 interleaved_1f1b   2x1x1x1   5   5       full                     scan,tied
 interleaved_1f1b   2x2x1x1   1   3       none                     fused
-interleaved_1f1b   4x1x2x1   3   8       names:query_proj,mlpwo   scan,tick
-interleaved_1f1b   2x1x1x2   5   4       offload:mlpwi_1          scan,dropout
+interleaved_1f1b   2x1x1x2   5   3       offload:mlpwi_1          scan,dropout
 zb_h1              4x1x1x1   9   3       none                     scan
-zb_h1              2x1x2x2   5   4       dots                     tied,tick
-zb_h1              4x2x1x1   3   5       full                     dropout
-zb_h1              2x1x1x1   1   1       names:context            tied
+zb_h1              4x1x1x1   1   5       names:context            scan,tied
+zb_h1              2x1x2x2   5   4       dots                     tick
+zb_h1              2x2x1x1   3   3       full                     dropout
 csv:zbv            2x1x1x1   5   5       full                     tied
-csv:zbv            4x1x1x2   3   8       dots                     scan
-csv:dualpipev      2x2x1x1   5   3       names:out_proj,mlpwi_1   dropout
+csv:zbv            4x1x1x2   3   5       dots                     scan,tied
+csv:dualpipev      2x2x1x1   5   3       names:out_proj,mlpwi_1   scan,dropout
 csv:dualpipev      2x1x2x1   9   4       none                     scan,tick
 csv:by_hand        2x1x1x1   3   5       none                     tied
 """
@@ -68,22 +68,25 @@ SLOW_CASES = """
 schedule           mesh      M   layers  remat                    options
 gpipe              2x2x1x1   5   4       offload:mlpwo            fused
 gpipe              4x1x1x1   9   5       none                     dropout
-1f1b               2x2x1x2   5   5       names:context,mlpwo      scan,fused,dropout
+1f1b               2x2x1x2   1   5       names:context,mlpwo      scan,fused,dropout
 1f1b               4x1x2x1   9   8       full                     scan,tick
+interleaved_1f1b   4x1x2x1   3   8       names:query_proj,mlpwo   scan,tick
 interleaved_1f1b   4x2x1x1   9   7       dots                     scan
 interleaved_1f1b   2x1x2x2   3   5       dots                     fused,tied,tick
-zb_h1              4x1x2x1   9   2       offload:context,mlpwi_0  scan,tick
+zb_h1              4x1x2x1   3   2       offload:context,mlpwi_0  scan,tick
 zb_h1              2x2x1x2   1   3       full                     dropout
 csv:zbv            2x2x2x1   1   3       none                     tick
 csv:zbv            4x1x1x1   9   10      offload:context          scan,dropout
-csv:zbv            2x1x1x2   5   4       names:mlpwi_0,mlpwi_1    tied
+csv:zbv            4x1x1x2   3   8       names:mlpwi_0,mlpwi_1    scan
 csv:dualpipev      4x1x1x1   3   9       full                     scan,tied
-csv:dualpipev      4x1x1x2   9   6       dots                     scan
+csv:dualpipev      4x1x1x2   9   8       dots                     scan
 csv:dualpipev      2x1x2x1   1   3       offload:mlpwi_0          tick
 csv:by_hand        2x2x1x1   3   4       offload:context          scan,dropout
 csv:by_hand        2x1x2x1   3   2       dots                     tick
 csv:by_hand        2x1x1x2   3   6       full                     tied
 csv:by_hand        2x1x1x1   3   3       names:context,mlpwo      scan
+1f1b               2x1x1x1   5   3       full                     bfloat16
+csv:dualpipev      2x1x1x1   3   4       none                     scan,bfloat16
 """
 
 
@@ -100,7 +103,8 @@ class Case:
     def parse(cls, row: str) -> Case:
         schedule, mesh, microbatches, layers, remat, *options = row.split()
         sizes = tuple(int(size) for size in mesh.split("x"))
-        return cls(schedule, sizes, int(microbatches), int(layers), remat, frozenset(",".join(options).split(",")) - {""})
+        words = frozenset(options[0].split(",")) if options else frozenset()
+        return cls(schedule, sizes, int(microbatches), int(layers), remat, words)
 
     def __str__(self) -> str:
         mesh = "x".join(map(str, self.mesh))
@@ -129,12 +133,10 @@ def parse(table: str) -> list[Case]:
 
 
 @functools.cache
-def reference(layers: int, tied: bool, dropout: float):
+def reference(layers: int, tied: bool = False, dropout: float = 0.0, dtype: str = "float32"):
     """Decoder, parameters, batch, dropout key; loss and gradients of the whole model on one device."""
-    config = ModelConfig(
-        layers=layers, d_model=16, heads=4, kv_heads=2, d_ff=32, vocab_size=VOCAB, tie_embeddings=tied, dropout=dropout
-    )
-    decoder = Decoder(config)
+    sizes = dict(d_model=16, heads=4, kv_heads=2, d_ff=32, vocab_size=VOCAB)
+    decoder = Decoder(ModelConfig(layers=layers, tie_embeddings=tied, dropout=dropout, dtype=dtype, **sizes))
     params, batch = random_parameters(decoder), random_batch(SEQUENCES, LENGTH, VOCAB)
     key = jax.random.key(7)
     return decoder, params, batch, key, *loss_and_gradients(decoder, params, batch, key)
@@ -160,13 +162,16 @@ class Pipeline:
         model = PipelineModel(decoder.prepare, decoder.embed, decoder.layer, decoder.head)
         self.step = jax.jit(program.value_and_grad(model, self.mesh, specs, gather=gather), compiler_options=QUICK)
 
+    def arguments(self, batch, key, rows=None):
+        """Of the step, for a global batch."""
+        microbatches = 1 + self.program.table.microbatch.max()
+        cut = jax.tree.map(lambda a: a.reshape(microbatches, -1, *a.shape[1:]), batch)
+        return self.params, cut, 1 / batch.weights.sum(), key, self.program.rows() if rows is None else rows
+
     def __call__(self, batch, key, rows=None):
         """Loss of the global batch and gradients in the layout of the whole model."""
         program = self.program
-        microbatches = 1 + program.table.microbatch.max()
-        cut = jax.tree.map(lambda a: a.reshape(microbatches, -1, *a.shape[1:]), batch)
-        rows = program.rows() if rows is None else rows
-        loss, gradients = self.step(self.params, cut, 1 / batch.weights.sum(), key, rows)
+        loss, gradients = self.step(*self.arguments(batch, key, rows))
         unused = program.layout.table < 0
         for leaf, param in zip(jax.tree.leaves(gradients), jax.tree.leaves(self.params), strict=True):
             assert leaf.shape == param.shape and leaf.dtype == param.dtype
@@ -191,20 +196,18 @@ def errors(gradients, wanted):
 
 def check(case: Case) -> None:
     decoder, params, batch, key, want_loss, want = reference(
-        case.layers, "tied" in case.options, 0.1 if "dropout" in case.options else 0.0
-    )
-    program = Program(
-        case.make_schedule(),
         case.layers,
-        Remat.parse(case.remat, SAVEABLE_NAMES),
-        unroll="scan" not in case.options,
-        poison=True,
+        "tied" in case.options,
+        0.1 if "dropout" in case.options else 0.0,
+        "bfloat16" if "bfloat16" in case.options else "float32",
     )
+    remat = Remat.parse(case.remat, SAVEABLE_NAMES)
+    program = Program(case.make_schedule(), case.layers, remat, unroll="scan" not in case.options, poison=True)
     pipeline = Pipeline(program, case.mesh, decoder, params, "tick" if "tick" in case.options else "step")
     loss, gradients = pipeline(batch, key)
-    np.testing.assert_allclose(loss, want_loss, rtol=1e-5)
-    wrong = {name: error for name, error in errors(gradients, want).items() if not error <= 1e-4}
-    assert not wrong
+    loss_tolerance, tolerance = (2e-2, 5e-2) if "bfloat16" in case.options else (1e-5, 1e-4)
+    np.testing.assert_allclose(loss, want_loss, rtol=loss_tolerance)
+    assert {name: error for name, error in errors(gradients, want).items() if not error <= tolerance} == {}
 
 
 @pytest.mark.parametrize("case", parse(QUICK_CASES), ids=str)
@@ -248,3 +251,113 @@ def test_the_tables_cover_every_pair():
 
 def _fit(layers: int, stages: int) -> str:
     return "fewer" if layers < stages else "even" if layers % stages == 0 else "uneven"
+
+
+# --- The table is data --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small():
+    """A compiled zb_h1 on two ranks, and what it must give."""
+    decoder, params, batch, key, loss, gradients = reference(4)
+    schedule = make("zb_h1", ranks=2, microbatches=3)
+    program = Program(schedule, 4, Remat.parse("none", SAVEABLE_NAMES), unroll=False, poison=True)
+    return schedule, Pipeline(program, (2, 1, 1, 1), decoder, params), batch, key, loss, gradients
+
+
+def right(result, loss, gradients):
+    return abs(result[0] / loss - 1) <= 1e-5 and all(error <= 1e-4 for error in errors(result[1], gradients).values())
+
+
+def test_one_program_runs_another_order(small):
+    schedule, pipeline, batch, key, loss, gradients = small
+    program = pipeline.program
+    # Other microbatches first, and rank 1's first W before its second F.
+    rows = [[Action(a.stage, a.kind, (a.microbatch + 2) % 3) for a in row] for row in schedule.actions]
+    last = rows[1]
+    w = next(i for i, action in enumerate(last) if action.kind is Kind.W)
+    last.insert(w - 1, last.pop(w))
+    other_schedule = Schedule("other", tuple(map(tuple, rows)), schedule.placement)
+    validate(other_schedule)
+    other = Program(other_schedule, 4, program.remat, unroll=False)
+    shapes = [jax.tree.map(np.shape, p.rows()) for p in (program, other)]
+    assert shapes[0] == shapes[1] and list(program.table.counts.values()) == list(other.table.counts.values())
+    assert not np.array_equal(program.rows()["branch"], other.rows()["branch"])
+
+    compiled = pipeline.step._cache_size()
+    assert right(pipeline(batch, key), loss, gradients)
+    assert right(pipeline(batch, key, other.rows()), loss, gradients)
+    assert pipeline.step._cache_size() == max(compiled, 1)
+
+
+def test_a_wrong_slot_cannot_go_unnoticed(small):
+    """Tables with one wrong entry: what the machine of labels refuses comes out non-finite or wrong, the rest right."""
+    schedule, pipeline, batch, key, loss, gradients = small
+    program, table = pipeline.program, pipeline.program.table
+    rng = np.random.default_rng(0)
+    verdicts = []
+    for _ in range(60):
+        wrong = _one_wrong_entry(program, rng)
+        try:
+            execute(wrong, schedule.stages, schedule.ranks)
+            good = True
+        except WrongValue:
+            good = False
+        mutant = copy.copy(program)
+        mutant.table = wrong
+        result = pipeline(batch, key, mutant.rows())
+        assert right(result, loss, gradients) == good
+        verdicts.append("right" if good else "wrong" if np.isfinite(result[0]) else "non-finite")
+    assert set(verdicts) == {"right", "wrong", "non-finite"}
+    assert right(pipeline(batch, key), loss, gradients) and program.table is table
+
+
+def _one_wrong_entry(program: Program, rng: np.random.Generator):
+    """The program's table with another slot in one place.
+
+    Of the lifetimes only those whose values are read wherever the machine of labels says: the first and the last
+    block leave nothing for some actions, and few residuals are read by both I and W.
+    """
+    table = program.table
+    lives = [program.lifetimes["layer", start, end] for start, end in ((Kind.F, Kind.I), (Kind.I, Kind.W))]
+    columns = {
+        "read": (table.read, table.inbox_slots + 1),
+        **{offset: (column, table.inbox_slots + 1) for offset, column in enumerate(table.receive)},
+        **{life: (table.slots[life], table.counts[life]) for life in lives},
+    }
+    name = list(columns)[rng.integers(len(columns))]
+    column, size = columns[name]
+    wrong = column.copy()
+    where = tuple(rng.integers(column.shape))
+    wrong[where] = (wrong[where] + rng.integers(1, size)) % size
+    if name == "read":
+        return dataclasses.replace(table, read=wrong)
+    if name in lives:
+        return dataclasses.replace(table, slots=table.slots | {name: wrong})
+    receive = tuple(wrong if offset == name else column for offset, column in enumerate(table.receive))
+    return dataclasses.replace(table, receive=receive)
+
+
+def test_recompute_is_refused():
+    schedule = from_csv("0F0,0R0,0I0,0W0")
+    with pytest.raises(ScheduleError, match="leave R out of the schedule"):
+        Program(schedule, 1, Remat("full"))
+
+
+# --- Size ---------------------------------------------------------------------------------------------------------
+
+
+def test_size_does_not_grow_with_microbatches():
+    decoder, params, *_ = reference(4)
+    memory, instructions, text = [], [], []
+    for microbatches in (8, 64):
+        schedule = split_backward(make("1f1b", ranks=4, microbatches=microbatches))
+        pipeline = Pipeline(Program(schedule, 4, Remat("none")), (4, 1, 1, 1), decoder, params)
+        lowered = pipeline.step.lower(*pipeline.arguments(random_batch(20 * microbatches, LENGTH, VOCAB), None))
+        compiled = lowered.compile()
+        memory.append(compiled.memory_analysis().temp_size_in_bytes)
+        instructions.append(len(re.findall("^ .* = ", compiled.as_text(), re.MULTILINE)))
+        text.append(len(lowered.as_text()))
+    assert memory[1] <= 1.05 * memory[0]
+    assert instructions[1] <= 1.02 * instructions[0] and instructions[0] > 100
+    assert text[1] <= 1.02 * text[0]

@@ -1,0 +1,56 @@
+"""Parameters that are sharded over the manual axes of a `shard_map`: gathered whole, gradients scattered back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+__all__ = ["gather", "is_spec", "manual_part", "reduce_gradient", "scatter"]
+
+
+def is_spec(leaf: Any) -> bool:
+    return isinstance(leaf, PartitionSpec)
+
+
+def manual_part(spec: PartitionSpec, manual: Sequence[str]) -> PartitionSpec:
+    """The spec without the axes that are left to XLA."""
+    kept = (tuple(name for name in _names(entry) if name in manual) for entry in spec)
+    return PartitionSpec(*(names or None for names in kept))
+
+
+def gather(array: jax.Array, spec: PartitionSpec, skip: int = 0) -> jax.Array:
+    """Gathers every sharded dimension; the spec starts at dimension `skip`."""
+    for dimension, entry in enumerate(spec):
+        if names := _names(entry):
+            array = jax.lax.all_gather(array, names, axis=dimension + skip, tiled=True)
+    return array
+
+
+def scatter(array: jax.Array, spec: PartitionSpec, skip: int = 0) -> jax.Array:
+    """Sums over the axes of every sharded dimension, leaving each device its shard: the transpose of `gather`."""
+    for dimension, entry in enumerate(spec):
+        if names := _names(entry):
+            array = jax.lax.psum_scatter(array, names, scatter_dimension=dimension + skip, tiled=True)
+    return array
+
+
+def reduce_gradient(
+    array: jax.Array, spec: PartitionSpec, axes: Sequence[str], skip: int = 0, done: Sequence[str] = ()
+) -> jax.Array:
+    """Sums a gradient over the axes and leaves it sharded as its parameter is.
+
+    Args:
+        done: axes over which it has been scattered already, if it is sharded over them.
+    """
+    sharded = {name for entry in spec for name in _names(entry)}
+    if not sharded & set(done):
+        array = scatter(array, spec, skip)
+    rest = tuple(name for name in axes if name not in sharded)
+    return jax.lax.psum(array, rest) if rest else array
+
+
+def _names(entry: Any) -> tuple[str, ...]:
+    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
