@@ -130,7 +130,9 @@ class Checkpoints:
         self._manager.close()
 
 
-def _damage(step: int, error: Exception) -> str:
+def _damage(step: int, error: BaseException) -> str:
+    while error.__cause__:  # orbax wraps what it could not read in the whole specification of an array
+        error = error.__cause__
     reason = " ".join(str(error).split())
     return f"checkpoint {step} is damaged, taking the one before: {reason[:160]}{'...' if len(reason) > 160 else ''}"
 
@@ -163,13 +165,16 @@ def restore_params(folder: Path, shapes: PyTree) -> PyTree:
         ConfigError: there is no checkpoint, or it cannot be read.
     """
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    wanted = {"params": jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), shapes)}
+    params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), shapes)
+    wanted = {"params": params}
     with ocp.CheckpointManager(
         folder.absolute(), options=ocp.CheckpointManagerOptions(read_only=True), item_names=("state", "meta")
     ) as manager:
         step = manager.latest_step() if folder.is_dir() else None
         if step is None:
-            raise ConfigError(f"{folder.parent} has no checkpoint yet; train it first, or wait for checkpoint.every steps")
+            raise ConfigError(
+                f"{folder.parent} has no checkpoint yet; train it first, or wait for checkpoint.every steps"
+            )
         try:
             restore = ocp.args.PyTreeRestore(
                 wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted), partial_restore=True
@@ -178,6 +183,6 @@ def restore_params(folder: Path, shapes: PyTree) -> PyTree:
         except Exception as error:
             reason = " ".join(str(error).split())[:160]
             raise ConfigError(
-                f"checkpoint {step} of {folder.parent} cannot be read ({reason}); run `meshsys train` on it, which falls "
-                "back to the one before"
+                f"checkpoint {step} of {folder.parent} cannot be read ({reason}); run `meshsys train` on it, which "
+                "falls back to the one before"
             ) from None

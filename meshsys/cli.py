@@ -209,20 +209,20 @@ def _parser() -> _Parser:
     _command(views, "list", _schedule_list, "the schedules that have a name")
     show = _command(views, "show", _schedule_show, "one schedule, tick by tick")
     show.add_argument("name", metavar="NAME", help="a name that `schedule list` prints, or csv:PATH")
-    show.add_argument("--stages", metavar="P", type=_at_least(int, 1), help="ranks of the pipe axis")
-    show.add_argument("--microbatches", metavar="M", type=_at_least(int, 1))
+    show.add_argument("--stages", metavar="P", type=_number(int, 1), help="ranks of the pipe axis")
+    show.add_argument("--microbatches", metavar="M", type=_number(int, 1))
     show.add_argument(
-        "--chunks", metavar="V", type=_at_least(int, 1), help="stages a rank (default: the schedule's own)"
+        "--chunks", metavar="V", type=_number(int, 1), help="stages a rank (default: the schedule's own)"
     )
     show.add_argument("--format", choices=("text", "csv", "svg"), default="text")
 
     generate = _command(commands, "generate", _generate, "continue a text with a trained model")
-    generate.add_argument("--prompt", metavar="TEXT", required=True)
-    generate.add_argument("--max-tokens", metavar="N", type=_at_least(int, 1), default=64)
+    generate.add_argument("--prompt", metavar="TEXT", type=_unicode, required=True)
+    generate.add_argument("--max-tokens", metavar="N", type=_number(int, 1, 1 << 20), default=64)
     generate.add_argument(
-        "--temperature", metavar="T", type=_at_least(float, 0), default=0.0, help="0 takes the likeliest"
+        "--temperature", metavar="T", type=_number(float, 0, 1e30), default=0.0, help="0 takes the likeliest"
     )
-    generate.add_argument("--seed", metavar="S", type=_at_least(int, 0), default=0)
+    generate.add_argument("--seed", metavar="S", type=_number(int, 0, 2**31 - 1), default=0)
     report = _command(commands, "report", _report, "write a run's report.html again, and print its path")
     for command in (generate, report):
         command.add_argument("run", metavar="RUN", help="a run's folder, or its name under runs/")
@@ -237,7 +237,15 @@ def _command(
     return command
 
 
-def _at_least(kind: type[int] | type[float], least: int) -> Callable[[str], float]:
+def _unicode(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not valid Unicode; write it in UTF-8") from None
+    return text
+
+
+def _number(kind: type[int] | type[float], least: int, most: float = float("inf")) -> Callable[[str], float]:
     def convert(text: str) -> float:
         try:
             value = kind(text)
@@ -246,6 +254,8 @@ def _at_least(kind: type[int] | type[float], least: int) -> Callable[[str], floa
         if not least <= value < float("inf"):
             what = "an integer" if kind is int else "a number"
             raise argparse.ArgumentTypeError(f"{text} must be {what} of at least {least}")
+        if value > most:
+            raise argparse.ArgumentTypeError(f"{text} must be at most {most}")
         return value
 
     return convert

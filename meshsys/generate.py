@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def generate(run: Path, prompt: str, *, max_tokens: int, temperature: float = 0.
         raise ConfigError(f"{run} is not a run: it has no config.yaml; give a folder that `meshsys train` wrote")
     config = load_config(run / "config.yaml")
     tokenizer = load_tokenizer(config.data.tokenizer)
-    decoder = Decoder(config.model)
+    decoder = Decoder(dataclasses.replace(config.model, vocab_size=config.model.vocab_size or tokenizer.vocab_size))
     params = restore_params(run / "checkpoints", jax.eval_shape(decoder.init, jax.random.key(0)))
     start = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
     ids = np.concatenate(([start], tokenizer.encode(prompt))).astype(np.int32)

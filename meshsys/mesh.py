@@ -59,7 +59,7 @@ def _too_few(option: str, count: int, have: int, platform: str, started: bool) -
             f"or take a mesh.topology of at most {have}"
         )
     else:
-        way = f"take a mesh.topology of at most {have}"
+        way = f"take a mesh.topology of at most {_MOST_FAKE_DEVICES if count > _MOST_FAKE_DEVICES else have}"
     return ConfigError(f"{option} needs {count} devices, but JAX has {have} ({platform}); {way}")
 
 

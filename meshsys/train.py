@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
+from jax.sharding import Mesh
 
 from meshsys.assemble import Assembly, assemble
 from meshsys.checkpoint import Checkpoints
@@ -22,7 +23,7 @@ from meshsys.data import Loader, make_loader
 from meshsys.errors import ConfigError
 from meshsys.mesh import ensure_devices, make_mesh
 from meshsys.metrics import MetricsWriter
-from meshsys.planner import plan_of
+from meshsys.planner import Plan, plan_of
 from meshsys.progress import TrainProgress
 from meshsys.report import write_report
 from meshsys.step import State, Step
@@ -43,19 +44,27 @@ def train(config: Config) -> int:
     topology = assembly.placement.topology
     ensure_devices(topology.size, f"mesh.topology={topology}")
     mesh = make_mesh(assembly.placement)
+    plan = plan_of(assembly)
+    _check_memory(config, plan, mesh)
     loader = _loader(assembly)
     step = Step(assembly, mesh)
     folder = config.run_dir
     with _locked(folder), _signals() as signals:
         checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep)
         try:
-            return _run(assembly, step, loader, checkpoints, folder, signals)
+            return _run(assembly, plan, step, loader, checkpoints, folder, signals)
         finally:
             checkpoints.close()
 
 
 def _run(
-    assembly: Assembly, step: Step, loader: Loader, checkpoints: Checkpoints, folder: Path, signals: _Signals
+    assembly: Assembly,
+    plan: Plan,
+    step: Step,
+    loader: Loader,
+    checkpoints: Checkpoints,
+    folder: Path,
+    signals: _Signals,
 ) -> int:
     config = assembly.config
     steps, every = config.train.steps, config.checkpoint.every
@@ -71,7 +80,7 @@ def _run(
         taken = int(state.step)
         _print(f"resuming {config.run.name} after step {taken}")
     _write(folder / "config.yaml", to_yaml(config))
-    _write(folder / "plan.json", plan_of(assembly).to_json())
+    _write(folder / "plan.json", plan.to_json())
     metrics = MetricsWriter(folder, taken)
 
     def save(taken: int, state: State, position: dict[str, Any]) -> None:
@@ -136,6 +145,22 @@ def _loader(assembly: Assembly) -> Loader:
     )
 
 
+def _check_memory(config: Config, plan: Plan, mesh: Mesh) -> None:
+    """Fake devices share the host's memory, and what is too large ends without a word; the plan is no upper bound."""
+    if mesh.devices.flat[0].platform != "cpu":
+        return
+    needed = plan.memory.total * mesh.size / 2**30
+    have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    if needed > 2 * have:
+        model, data = config.model, config.data
+        raise ConfigError(
+            f"model.layers={model.layers}, model.d_model={model.d_model}, model.d_ff={model.d_ff}, model.vocab_size="
+            f"{model.vocab_size}, data.batch_size={data.batch_size} and data.sequence_length={data.sequence_length} "
+            f"need about {needed:,.0f} GiB on {mesh.size} CPU devices, and this machine has {have:,.0f} GiB; "
+            "lower some of them"
+        )
+
+
 def _check_same_model(config: Config, meta: dict[str, Any]) -> None:
     for name, now in dataclasses.asdict(config.model).items():
         then = meta["model"].get(name, now)
@@ -159,10 +184,14 @@ def _write(path: Path, text: str) -> None:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Makes the run's folder and keeps other processes out of it."""
+    made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")
     except OSError as error:
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()
         raise ConfigError(f"run.dir={folder} cannot be written: {error.strerror}; set another run.dir") from None
     with lock:
         try:

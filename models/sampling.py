@@ -44,17 +44,17 @@ def sample(
     cache = (jnp.zeros(shape, jnp.dtype(config.dtype)), jnp.zeros(shape, jnp.dtype(config.dtype)))
     padded = np.zeros((1, min(_round_up(len(prompt)), places)), np.int32)
     padded[0, : len(prompt)] = prompt
-    feed = jax.jit(partial(_feed, decoder), donate_argnums=1)
-    logits, cache = feed(params, cache, jnp.asarray(padded), jnp.int32(0), jnp.int32(len(prompt) - 1))
+    logits, cache = _feed(decoder, params, cache, jnp.asarray(padded), jnp.int32(0), jnp.int32(len(prompt) - 1))
     for position in range(len(prompt), len(prompt) + max_tokens):
         token = int(_pick(logits, jnp.float32(temperature), jax.random.fold_in(key, position)))
         if token == stop:
             return
         yield token
-        at = jnp.int32(position)
-        logits, cache = feed(params, cache, jnp.full((1, 1), token, jnp.int32), at, jnp.int32(0))
+        fed = jnp.full((1, 1), token, jnp.int32)
+        logits, cache = _feed(decoder, params, cache, fed, jnp.int32(position), jnp.int32(0))
 
 
+@partial(jax.jit, static_argnums=0, donate_argnums=2)
 def _feed(
     decoder: Decoder, params: Any, cache: tuple, tokens_1S: jax.Array, start: jax.Array, last: jax.Array
 ) -> tuple[jax.Array, tuple]:

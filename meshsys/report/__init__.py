@@ -32,6 +32,7 @@ def write_report(run_dir: Path) -> Path:
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
     except OSError as error:
+        temporary.unlink(missing_ok=True)
         raise ConfigError(f"{path} cannot be written: {error.strerror}; make the folder writable") from None
     return path
 

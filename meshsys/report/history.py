@@ -40,7 +40,7 @@ def read_history(path: Path) -> History:
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(record, dict) and isinstance(record.get("step"), int):
             records[record["step"]] = {name: _number(value) for name, value in record.items()}
@@ -50,5 +50,8 @@ def read_history(path: Path) -> History:
 
 
 def _number(value: object) -> float:
-    number = float(value) if isinstance(value, (int, float)) else math.nan
+    try:
+        number = float(value) if isinstance(value, (int, float)) else math.nan
+    except OverflowError:  # an integer beyond every float
+        number = math.nan
     return number if math.isfinite(number) else math.nan

@@ -67,7 +67,7 @@ def test_the_backend_is_up_already() -> None:
 
 def test_more_fake_devices_than_jax_can_bear() -> None:
     error = run(["ensure_devices(65536, 'mesh.topology=65536')"])
-    assert "mesh.topology=65536 needs 65536 devices, but JAX has 1 (cpu); take a mesh.topology of at most 1" in error
+    assert "mesh.topology=65536 needs 65536 devices, but JAX has 1 (cpu); take a mesh.topology of at most 4096" in error
 
 
 @NEEDS_8

@@ -141,7 +141,8 @@ def test_padding_on_either_side(side):
 def test_zero_weights_leave_no_gradient():
     decoder, batch = Decoder(BASE), random_batch(B, S, V)
     batch = batch._replace(weights=jnp.zeros_like(batch.weights))
-    loss, gradient = jax.jit(jax.value_and_grad(decoder.loss_sum), compiler_options=QUICK)(random_parameters(decoder), batch)
+    step = jax.jit(jax.value_and_grad(decoder.loss_sum), compiler_options=QUICK)
+    loss, gradient = step(random_parameters(decoder), batch)
     assert loss == 0 and all((leaf == 0).all() for leaf in jax.tree.leaves(gradient))
 
 

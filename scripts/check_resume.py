@@ -1,0 +1,193 @@
+"""Kills a run with SIGKILL again and again, and compares what it recorded with a run that was never stopped.
+
+    python scripts/check_resume.py [--kills N] [--seed S] [--config CONFIG] [section.key=value ...]
+
+Kills fall while the run starts and compiles, between and during steps, and while a checkpoint is being written. At
+the end metrics.jsonl has to equal the uninterrupted run's bit for bit, times aside, with every step once; and the same
+configuration on one device has to give the same losses to 1e-5. Exits with 1 where one of them does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+EXACT = ("step", "loss", "grad_norm", "learning_rate", "tokens")
+CLOSE = 1e-5
+PHASES = ("start", "steps", "checkpoint")
+
+# A checkpoint every third step; a kill lets a run go on for a few steps at most.
+SMALL = """
+run: {{name: check_resume}}
+model: {{layers: 3, d_model: 16, heads: 2, d_ff: 32, dropout: 0.1}}
+data: {{source: {source}, sequence_length: 16, batch_size: 4}}
+mesh: {{topology: 2, axes: {{pipe: 2}}}}
+pipeline: {{schedule: zb_h1, microbatches: 2}}
+train: {{steps: {steps}, learning_rate: 3.0e-3, warmup_steps: 5}}
+checkpoint: {{every: 3, keep: 2}}
+"""
+ONE_DEVICE = ("mesh={topology: 1}", "pipeline.schedule=gpipe", "pipeline.chunks=null")
+
+
+class Run:
+    """`meshsys train` on one folder, started as often as it takes."""
+
+    def __init__(self, config: Path, folder: Path, overrides: Sequence[str]):
+        self.folder = folder
+        self.metrics = folder / "metrics.jsonl"
+        self._command = [sys.executable, "-m", "meshsys", "train", str(config), *overrides, f"run.dir={folder}"]
+
+    @contextmanager
+    def started(self) -> Iterator[subprocess.Popen]:
+        log = self.folder.with_suffix(".log")
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        with log.open("a") as out:
+            process = subprocess.Popen(self._command, stdout=out, stderr=out, cwd=ROOT, env=environment)
+            try:
+                yield process
+            finally:
+                process.kill()
+                process.wait()
+
+    def finish(self) -> float:
+        """Runs to the end; returns the seconds until it took its first step, in a new folder.
+
+        Raises:
+            SystemExit: it failed; its output is shown.
+        """
+        began = time.monotonic()
+        with self.started() as process:
+            while not self.lines() and process.poll() is None:
+                time.sleep(0.01)
+            startup = time.monotonic() - began
+            code = process.wait()
+        if code:
+            sys.exit(f"{' '.join(self._command)}\nended with {code}:\n{self.folder.with_suffix('.log').read_text()}")
+        return startup
+
+    def rows(self) -> list[tuple]:
+        return [tuple(json.loads(line)[name] for name in EXACT) for line in self.metrics.read_text().splitlines()]
+
+    def lines(self) -> int:
+        return self.metrics.read_bytes().count(b"\n") if self.metrics.exists() else 0
+
+    def inode(self) -> int:
+        """Another one where a new process has taken the file over."""
+        return self.metrics.stat().st_ino if self.metrics.exists() else 0
+
+    def saved(self) -> list[int]:
+        return sorted(int(path.name) for path in self.folder.glob("checkpoints/*") if path.name.isdigit())
+
+    def saving(self) -> bool:
+        return any(self.folder.glob("checkpoints/*tmp*"))
+
+
+def kill_once(run: Run, phase: str, startup: float, chance: random.Random) -> tuple[str, float] | None:
+    """Starts the run and kills it; returns the phase it was seen in and its age in seconds, or None if it completed."""
+    before, began = run.inode(), time.monotonic()
+    with run.started() as process:
+
+        def until(condition) -> None:
+            while process.poll() is None and not condition():
+                time.sleep(0.001)
+
+        if phase == "start":
+            delay = chance.uniform(0, startup)
+            until(lambda: time.monotonic() - began > delay)
+        else:
+            until(lambda: run.inode() not in (0, before))
+            first, more = run.lines(), chance.randint(0, 3)
+            until(run.saving if phase == "checkpoint" else lambda: run.lines() > first + more)
+            time.sleep(chance.uniform(0, 0.02))
+        age = time.monotonic() - began
+        process.send_signal(signal.SIGKILL)
+        if process.wait() == 0:
+            return None
+        if process.returncode != -signal.SIGKILL:
+            sys.exit(f"the run ended by itself:\n{run.folder.with_suffix('.log').read_text()}")
+        seen = "checkpoint" if run.saving() else "start" if run.inode() in (0, before) else "steps"
+        return seen, age
+
+
+def differences(found: list[tuple], wanted: list[tuple]) -> list[str]:
+    """What is not the same, bit for bit; JSON holds every float in full."""
+    steps = [row[0] for row in found]
+    problems = []
+    if steps != list(range(1, len(wanted) + 1)):
+        missing = sorted(set(range(1, len(wanted) + 1)) - set(steps))
+        doubled = sorted(step for step, times in Counter(steps).items() if times > 1)
+        problems.append(f"steps missing: {missing}, doubled: {doubled}, in all {len(steps)} of {len(wanted)}")
+    by_step = {row[0]: row for row in found}
+    for row in wanted:
+        if by_step.get(row[0], row) != row:
+            problems.append(f"step {row[0]}: {dict(zip(EXACT, by_step[row[0]], strict=True))}, uninterrupted: {row[1:]}")
+    return problems
+
+
+def largest_difference(found: list[tuple], wanted: list[tuple]) -> float:
+    """Of losses and gradient norms, relative."""
+    pairs = [(a, b) for one, other in zip(found, wanted, strict=True) for a, b in zip(one[1:3], other[1:3], strict=True)]
+    return max(abs(a - b) / abs(b) for a, b in pairs)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
+    parser.add_argument("--config", type=Path, help="by default a small model on two pipeline stages")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+    args = parser.parse_args()
+    began, chance = time.monotonic(), random.Random(args.seed)
+
+    with tempfile.TemporaryDirectory() as temporary:
+        home = Path(temporary)
+        config = args.config or home / "config.yaml"
+        if args.config is None:
+            config.write_text(SMALL.format(source=ROOT / "meshsys", steps=5 * args.kills + 10))
+
+        whole = Run(config, home / "whole", args.overrides)
+        startup = whole.finish()
+        wanted = whole.rows()
+        print(f"uninterrupted: {len(wanted)} steps; the first came after {startup:.1f} s", flush=True)
+
+        killed, seen = Run(config, home / "killed", args.overrides), Counter[str]()
+        for number in range(1, args.kills + 1):
+            outcome = kill_once(killed, PHASES[number % len(PHASES)], startup, chance)
+            if outcome is None:
+                print(f"the run completed after {number - 1} kills; give it more train.steps")
+                return 1
+            phase, age = outcome
+            seen[phase] += 1
+            saved = ", ".join(map(str, killed.saved())) or "none"
+            print(f"kill {number}: {phase}, {age:.1f} s old, step {killed.lines()}, checkpoints: {saved}", flush=True)
+        killed.finish()
+        problems = differences(killed.rows(), wanted)
+
+        other = Run(config, home / "other", [*args.overrides, *ONE_DEVICE])
+        other.finish()
+        furthest = largest_difference(other.rows(), wanted)
+        if furthest > CLOSE:
+            problems.append(f"on one device losses and gradient norms differ by up to {furthest:.1e}, relative")
+
+    for problem in problems[:20]:
+        print(problem)
+    phases = ", ".join(f"{count} in {phase}" for phase, count in sorted(seen.items()))
+    verdict = "DIFFERENT" if problems else f"equal bit for bit; one device within {furthest:.1e}"
+    print(f"{args.kills} kills ({phases}), {len(wanted)} steps, {time.monotonic() - began:.0f} s: {verdict}")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
