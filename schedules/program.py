@@ -349,6 +349,8 @@ class _Run:
             inner = dict(inner)
             params, aux = self._params(chunk, j), self._aux(context, chunk, j)
             residuals, places = self.slots.read(inner, row, "layer", Kind.F, Kind.I, j)
+            # Without this XLA recomputes every layer of the stage before it needs the first.
+            dx, inner["layers"], residuals = jax.lax.optimization_barrier((dx, inner["layers"], residuals))
             dx, stash = self.slots.settle(inner, places, blocks.layer.input_gradient(params, aux, residuals, dx))
             finish("layer", params, aux, stash, inner, j)
             return dx, inner
@@ -368,6 +370,7 @@ class _Run:
         def gradient(block: str, params: PyTree, aux: PyTree, inner: dict, j: Any = None) -> None:
             residuals, places = self.slots.read(inner, row, block, Kind.F, Kind.W, j)
             stash, more = self.slots.read(inner, row, block, Kind.I, Kind.W, j)
+            inner["layers"], residuals, stash = jax.lax.optimization_barrier((inner["layers"], residuals, stash))
             split_block: SplitBlock = getattr(self.blocks, block)
             grads = split_block.weight_gradient(params, aux, residuals, stash)
             self._accumulate(block, chunk, j, self.slots.settle(inner, [*places, *more], grads), inner)
