@@ -24,8 +24,8 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code.
 
-    0 when it is done, 1 after a training step that is not finite, 2 after a mistake of the user's (one line on standard error), 130 after Ctrl-C, 141 when the
-    reader of the output has gone.
+    0 when it is done, 1 after a training step that is not finite, 2 after a mistake of the user's (one line on
+    standard error), 130 after Ctrl-C, 141 when the reader of the output has gone.
     """
     try:
         args = _parse(sys.argv[1:] if argv is None else argv)

@@ -264,7 +264,8 @@ def _read(path: Path) -> dict[str, Any]:
         hint = f"; did you mean {path.with_name(near[0])}?" if near else "; give the path of a YAML file"
         raise ConfigError(f"the configuration file {path} does not exist{hint}") from None
     except OSError as error:
-        raise ConfigError(f"the configuration file {path} cannot be read: {error.strerror}; give the path of a YAML file") from None
+        reason = f"{error.strerror}; give the path of a YAML file"
+        raise ConfigError(f"the configuration file {path} cannot be read: {reason}") from None
     except yaml_core.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ConfigError(f"{path}{line} is not valid YAML: {error.problem or error.context}; mend that line") from None
@@ -393,7 +394,7 @@ def _explain(errors: Sequence[ErrorDetails]) -> str:
 
 def _explain_one(error: ErrorDetails) -> str:
     kind, value = error["type"], error["input"]
-    context = {name: f"{limit:g}" if isinstance(limit, float) else limit for name, limit in error.get("ctx", {}).items()}
+    context = {name: f"{it:g}" if isinstance(it, float) else it for name, it in error.get("ctx", {}).items()}
     path = [str(part) for part in error["loc"]]
     if kind in _UNKNOWN:
         return _unknown(path, value, len(path) - 1)

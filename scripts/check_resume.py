@@ -5,6 +5,8 @@
 Kills fall while the run starts and compiles, between and during steps, and while a checkpoint is being written. At
 the end metrics.jsonl has to equal the uninterrupted run's bit for bit, times aside, with every step once; and the same
 configuration on one device has to give the same losses to 1e-5. Exits with 1 where one of them does not.
+
+Most of its time is compilation, once a kill; JAX_COMPILATION_CACHE_DIR in the environment saves that.
 """
 
 from __future__ import annotations
@@ -105,7 +107,7 @@ def kill_once(run: Run, phase: str, startup: float, chance: random.Random) -> tu
 
         if phase == "start":
             delay = chance.uniform(0, startup)
-            until(lambda: time.monotonic() - began > delay)
+            until(lambda: time.monotonic() - began > delay or run.inode() not in (0, before))
         else:
             until(lambda: run.inode() not in (0, before))
             first, more = run.lines(), chance.randint(0, 3)
@@ -132,14 +134,13 @@ def differences(found: list[tuple], wanted: list[tuple]) -> list[str]:
     by_step = {row[0]: row for row in found}
     for row in wanted:
         if by_step.get(row[0], row) != row:
-            problems.append(f"step {row[0]}: {dict(zip(EXACT, by_step[row[0]], strict=True))}, uninterrupted: {row[1:]}")
+            problems.append(f"step {row[0]}: {by_step[row[0]][1:]}, uninterrupted {row[1:]} ({', '.join(EXACT[1:])})")
     return problems
 
 
 def largest_difference(found: list[tuple], wanted: list[tuple]) -> float:
     """Of losses and gradient norms, relative."""
-    pairs = [(a, b) for one, other in zip(found, wanted, strict=True) for a, b in zip(one[1:3], other[1:3], strict=True)]
-    return max(abs(a - b) / abs(b) for a, b in pairs)
+    return max(abs(a[at] - b[at]) / abs(b[at]) for a, b in zip(found, wanted, strict=True) for at in (1, 2))
 
 
 def main() -> int:

@@ -182,6 +182,7 @@ def on_ranks(assembly: Assembly, values: Values) -> tuple[RankPlan, ...]:
     """What each rank really fills."""
     schedule, layout, table = assembly.schedule, assembly.program.layout, assembly.program.table
     kinds = layout.kinds()
+    # Integers would end at 2**63, and what a slip of the finger asks for does not.
     filled = {start: np.zeros((schedule.ranks, table.ticks)) for start in (Kind.F, Kind.I)}
     for end in (Kind.I, Kind.W):
         for start in (kind for kind in filled if kind is not end):
@@ -192,7 +193,7 @@ def on_ranks(assembly: Assembly, values: Values) -> tuple[RankPlan, ...]:
             for stage, begins, ends in _waits(schedule, start, end):
                 first, layers, last = kinds[stage]
                 size = sizes["first"] * first + sizes["layer"] * layers + sizes["last"] * last
-                filled[start][schedule.placement[stage], begins : ends + 1] += float(size)  # integers would end at 2**63
+                filled[start][schedule.placement[stage], begins : ends + 1] += float(size)
     x = assembly.split.x
     inbox = np.zeros(schedule.ranks, np.int64)
     for slots in table.receive:

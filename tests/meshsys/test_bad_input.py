@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from meshsys.cli import main
@@ -398,7 +399,8 @@ BAD_FILES: dict[str, tuple[str | bytes, str]] = {
 
 @pytest.fixture
 def folder(monkeypatch, tmp_path):
-    """A working directory with a configuration that would run, and a text."""
+    """A working directory with a configuration that would run, and a text; JAX has its 8 devices."""
+    assert jax.device_count() == 8
     (tmp_path / "good.yaml").write_text(GOOD)
     (tmp_path / "text.txt").write_text(TEXT)
     (tmp_path / "two.csv").write_text(TWO_RANKS)

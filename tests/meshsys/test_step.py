@@ -29,12 +29,12 @@ schedule           mesh      M   layers  remat                 options
 1f1b               2x2x1x2   3   3       full                  tied
 zb_h1              4x1x2x1   3   2       none                  dropout,tick
 interleaved_1f1b   2x1x1x1   5   3       dots
-1f1b               2x1x1x1   3   3       none                  tied,bfloat16
+gpipe              1x1x1x1   3   3       none                  tied,bfloat16
 """
 
 SLOW_CASES = """
 schedule           mesh      M   layers  remat                 options
-gpipe              1x1x1x1   1   3       none                  tied
+1f1b               2x1x1x1   3   3       none                  tied,bfloat16
 gpipe              1x2x1x1   2   2       none                  dropout
 1f1b               1x1x4x2   1   3       full
 1f1b               8x1x1x1   3   3       none                  tied

@@ -42,17 +42,14 @@ BY_HAND = (
 # run has few models, as each needs a reference; the slow run has the rest.
 QUICK_CASES = """
 schedule           mesh      M   layers  remat                    options
-gpipe              1x1x1x1   3   5       none                     tied
 gpipe              4x1x2x1   3   3       full                     fused,tick
 gpipe              2x1x1x2   5   4       names:context,mlpwi_0    scan
 gpipe              2x2x1x1   1   3       dots                     scan,dropout
 1f1b               2x1x1x1   5   5       none                     fused,tied
 1f1b               4x1x1x1   9   5       dots                     scan,tied
-1f1b               4x1x1x2   3   3       full                     scan
 1f1b               2x1x2x2   3   3       offload:context          tick
 interleaved_1f1b   2x1x1x1   5   5       full                     scan,tied
 interleaved_1f1b   2x2x1x1   1   3       none                     fused
-interleaved_1f1b   2x1x1x2   5   3       offload:mlpwi_1          scan,dropout
 zb_h1              4x1x1x1   9   3       none                     scan
 zb_h1              4x1x1x1   1   5       names:context            scan,tied
 zb_h1              2x1x2x2   5   4       dots                     tick
@@ -66,6 +63,9 @@ csv:by_hand        2x1x1x1   3   5       none                     tied
 
 SLOW_CASES = """
 schedule           mesh      M   layers  remat                    options
+gpipe              1x1x1x1   3   5       none                     tied
+1f1b               4x1x1x2   3   3       full                     scan
+interleaved_1f1b   2x1x1x2   5   3       offload:mlpwi_1          scan,dropout
 gpipe              2x2x1x1   5   4       offload:mlpwo            fused
 gpipe              4x1x1x1   9   5       none                     dropout
 1f1b               2x2x1x2   1   5       names:context,mlpwo      scan,fused,dropout
