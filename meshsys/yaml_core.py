@@ -60,15 +60,16 @@ class _Loader(yaml.SafeLoader):
     _depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event: Any = self.peek_event()
+        event = self.peek_event()
+        mark: Any = event.start_mark
         self._depth += 1
         if self._depth > _DEEPEST:
-            raise yaml.MarkedYAMLError(problem="it is nested too deeply", problem_mark=event.start_mark)
+            raise yaml.MarkedYAMLError(problem="it is nested too deeply", problem_mark=mark)
         node = super().compose_node(parent, index)
         self._depth -= 1
         if isinstance(event, yaml.AliasEvent) and not isinstance(node, yaml.ScalarNode):
             problem = f"the alias `*{event.anchor}` stands for more than a single value, which must be written out"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
