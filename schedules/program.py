@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from schedules.actions import Kind, Schedule
 from schedules.backward import SplitBlock, split
@@ -198,7 +198,9 @@ class Program:
                 axis_names=set(manual),
                 check_vma=False,
             )
-            return mapped(params, batch, scale, key, rows)
+            loss, grads = mapped(params, batch, scale, key, rows)
+            shardings = jax.tree.map(partial(NamedSharding, mesh), dict(specs), is_leaf=is_spec)
+            return loss, jax.lax.with_sharding_constraint(grads, shardings)
 
         return function
 

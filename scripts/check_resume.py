@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -98,20 +98,27 @@ class Run:
 
 def kill_once(run: Run, phase: str, startup: float, chance: random.Random) -> tuple[str, float] | None:
     """Starts the run and kills it; returns the phase it was seen in and its age in seconds, or None if it completed."""
-    before, began = run.inode(), time.monotonic()
+    before, found, began = run.inode(), None, time.monotonic()
+
+    def taken() -> int:
+        """Steps that this process has recorded; -1 while it has not opened the file, and tidied up, yet."""
+        nonlocal found
+        if run.inode() in (0, before):
+            return -1
+        found = run.lines() if found is None else found
+        return run.lines() - found
+
     with run.started() as process:
 
-        def until(condition) -> None:
+        def until(condition: Callable[[], bool]) -> None:
             while process.poll() is None and not condition():
                 time.sleep(0.001)
 
+        delay, steps = chance.uniform(0, startup), chance.randint(1, 4)
         if phase == "start":
-            delay = chance.uniform(0, startup)
-            until(lambda: time.monotonic() - began > delay or run.inode() not in (0, before))
+            until(lambda: time.monotonic() - began > delay or taken() > 0)
         else:
-            until(lambda: run.inode() not in (0, before))
-            first, more = run.lines(), chance.randint(0, 3)
-            until(run.saving if phase == "checkpoint" else lambda: run.lines() > first + more)
+            until(lambda: taken() >= steps if phase == "steps" else taken() >= 0 and run.saving())
             time.sleep(chance.uniform(0, 0.02))
         age = time.monotonic() - began
         process.send_signal(signal.SIGKILL)
@@ -119,8 +126,9 @@ def kill_once(run: Run, phase: str, startup: float, chance: random.Random) -> tu
             return None
         if process.returncode != -signal.SIGKILL:
             sys.exit(f"the run ended by itself:\n{run.folder.with_suffix('.log').read_text()}")
-        seen = "checkpoint" if run.saving() else "start" if run.inode() in (0, before) else "steps"
-        return seen, age
+        if taken() >= 0 and run.saving():
+            return "checkpoint", age
+        return ("steps" if taken() > 0 else "start"), age
 
 
 def differences(found: list[tuple], wanted: list[tuple]) -> list[str]:

@@ -175,8 +175,7 @@ class Pipeline:
         unused = program.layout.table < 0
         for leaf, param in zip(jax.tree.leaves(gradients), jax.tree.leaves(self.params), strict=True):
             assert leaf.shape == param.shape and leaf.dtype == param.dtype
-            # What is sharded over tensor is left to XLA.
-            assert self.mesh.shape["tensor"] > 1 or leaf.sharding.is_equivalent_to(param.sharding, leaf.ndim)
+            assert leaf.sharding.is_equivalent_to(param.sharding, leaf.ndim)
         # Places without a layer are part of the gradient's norm.
         assert all(not np.asarray(leaf)[unused].any() for leaf in jax.tree.leaves(gradients["layers"]))
         return loss, {"shared": gradients["shared"], "layers": program.layout.to_layers(gradients["layers"])}
