@@ -30,7 +30,7 @@ EXACT = ("step", "loss", "grad_norm", "learning_rate", "tokens")
 CLOSE = 1e-5
 PHASES = ("start", "steps", "checkpoint")
 
-# A checkpoint every third step; a kill lets a run go on for a few steps at most.
+# A kill lets a run go on for ten steps or so at most.
 SMALL = """
 run: {{name: check_resume}}
 model: {{layers: 3, d_model: 16, heads: 2, d_ff: 32, dropout: 0.1}}
@@ -114,11 +114,11 @@ def kill_once(run: Run, phase: str, startup: float, chance: random.Random) -> tu
             while process.poll() is None and not condition():
                 time.sleep(0.001)
 
-        delay, steps = chance.uniform(0, startup), chance.randint(1, 4)
+        delay, steps = chance.uniform(0, startup), chance.randint(1, 10)
         if phase == "start":
             until(lambda: time.monotonic() - began > delay or taken() > 0)
         else:
-            until(lambda: taken() >= steps if phase == "steps" else taken() >= 0 and run.saving())
+            until(lambda: taken() >= steps and (phase == "steps" or run.saving()))
             time.sleep(chance.uniform(0, 0.02))
         age = time.monotonic() - began
         process.send_signal(signal.SIGKILL)
@@ -164,7 +164,7 @@ def main() -> int:
         home = Path(temporary)
         config = args.config or home / "config.yaml"
         if args.config is None:
-            config.write_text(SMALL.format(source=ROOT / "meshsys", steps=5 * args.kills + 10))
+            config.write_text(SMALL.format(source=ROOT / "meshsys", steps=10 * args.kills + 10))
 
         whole = Run(config, home / "whole", args.overrides)
         startup = whole.finish()
@@ -179,6 +179,7 @@ def main() -> int:
                 return 1
             phase, age = outcome
             seen[phase] += 1
+            startup = startup if phase == "start" else min(startup, age)
             saved = ", ".join(map(str, killed.saved())) or "none"
             print(f"kill {number}: {phase}, {age:.1f} s old, step {killed.lines()}, checkpoints: {saved}", flush=True)
         killed.finish()
