@@ -38,7 +38,7 @@ data: {{source: {source}, sequence_length: 16, batch_size: 4}}
 mesh: {{topology: 2, axes: {{pipe: 2}}}}
 pipeline: {{schedule: zb_h1, microbatches: 2}}
 train: {{steps: {steps}, learning_rate: 3.0e-3, warmup_steps: 5}}
-checkpoint: {{every: 3, keep: 2}}
+checkpoint: {{every: 4, keep: 2}}
 """
 ONE_DEVICE = ("mesh={topology: 1}", "pipeline.schedule=gpipe", "pipeline.chunks=null")
 

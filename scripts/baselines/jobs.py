@@ -133,7 +133,7 @@ def stage_jobs(size: Size, kind: Literal["first", "middle", "last"], remat: str)
         return x, kept
 
     def input_gradient(weights: list, microbatch: Batch, kept: list, dy: PyTree) -> tuple[PyTree, list]:
-        stashes = []
+        stashes: list = []
         backwards = list(zip(parts, weights, context(microbatch), kept, strict=True))[::-1]
         for (block, _, _), one, aux, residuals in backwards:
             dy, stash = block.input_gradient(one, aux, residuals, dy)
@@ -146,7 +146,8 @@ def stage_jobs(size: Size, kind: Literal["first", "middle", "last"], remat: str)
             block.weight_gradient(one, aux, residuals, stash) for (block, _, _), one, aux, residuals, stash in together
         ]
 
-    layer = decoder.layer if remat == "none" else jax.checkpoint(decoder.layer, policy=policy.policy)
+    keep: Any = policy.policy
+    layer = decoder.layer if remat == "none" else jax.checkpoint(decoder.layer, policy=keep)
 
     def both(weights: list, x: PyTree, microbatch: Batch, dy: PyTree) -> PyTree:
         def stage(weights: list, x: PyTree) -> PyTree:

@@ -123,6 +123,7 @@ def test_what_a_run_writes(finished):
         assert (finished / name).exists()
 
 
+@pytest.mark.slow
 def test_a_crash_between_checkpoints(config_of, finished, tmp_path, monkeypatch, capsys):
     """Step 5 is in metrics.jsonl, and half of step 6; both are taken again."""
 
