@@ -136,7 +136,8 @@ def _schedule(config: Config) -> Schedule:
     ):
         if asked not in (None, held):
             raise ConfigError(f"{option}={asked}, but {said} is made for {held}; set {option}={held}")
-    return split_backward(schedule) if pipeline.split_backward else schedule
+    split = pipeline.remat != "full" if pipeline.split_backward is None else pipeline.split_backward
+    return split_backward(schedule) if split else schedule
 
 
 def _make(config: Config) -> Schedule:

@@ -163,7 +163,8 @@ class PipelineConfig(_Section):
         chunks: stages on a rank; null means the family's own (1, or 2 for interleaved_1f1b).
         remat: what a forward keeps for its backward: `none` (recompute nothing), `full` (recompute all), `dots`,
             `names:a,b` (keep only these), or `offload:a,b` (keep these in host memory).
-        split_backward: run input and weight gradients as two actions, I and W.
+        split_backward: run input and weight gradients as two actions, I and W; null means yes except under
+            `remat: full`, where what I recomputes would wait for W.
         fsdp_gather: gather `fsdp`-sharded weights once a `step` or once a `tick`.
     """
 
@@ -171,7 +172,7 @@ class PipelineConfig(_Section):
     microbatches: Count = 1
     chunks: Count | None = None
     remat: str = "none"
-    split_backward: bool = True
+    split_backward: bool | None = None
     fsdp_gather: Literal["step", "tick"] = "step"
 
     @field_validator("remat")

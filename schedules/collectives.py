@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-__all__ = ["gather", "is_spec", "manual_part", "reduce_gradient", "scatter"]
+__all__ = ["gather", "is_spec", "manual_part", "reduce_gradient", "scatter", "sum_over"]
 
 
 def is_spec(leaf: Any) -> bool:
@@ -48,8 +48,13 @@ def reduce_gradient(
     sharded = {name for entry in spec for name in _names(entry)}
     if not sharded & set(done):
         array = scatter(array, spec, skip)
-    rest = tuple(name for name in axes if name not in sharded)
-    return jax.lax.psum(array, rest) if rest else array
+    return sum_over(array, [name for name in axes if name not in sharded])
+
+
+def sum_over(array: jax.Array, axes: Sequence[str]) -> jax.Array:
+    """Sums over the axes. Where all manual axes have size 1, XLA cannot partition a sum over them beside `tensor`."""
+    wide = tuple(name for name in axes if jax.lax.axis_size(name) > 1)
+    return jax.lax.psum(array, wide) if wide else array
 
 
 def _names(entry: Any) -> tuple[str, ...]:

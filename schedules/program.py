@@ -26,7 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from schedules.actions import Kind, Schedule
 from schedules.backward import SplitBlock, split
 from schedules.buffers import LIFETIMES, Buffers, blank, get, put
-from schedules.collectives import gather, is_spec, manual_part, reduce_gradient, scatter
+from schedules.collectives import gather, is_spec, manual_part, reduce_gradient, scatter, sum_over
 from schedules.remat import Remat
 from schedules.slots import Lifetime, TickTable, build_table
 from schedules.stages import StageLayout
@@ -177,7 +177,7 @@ class Program:
             rows = jax.tree.map(lambda column: column[:, 0], rows)
             run = _Run(self, model, batch, scale, key, params, local, specs, batch_axes, gather)
             loss, grads = run(rows)
-            return jax.lax.psum(loss, manual), grads
+            return sum_over(loss, manual), grads
 
         def function(
             params: PyTree, batch: PyTree, scale: jax.Array, key: PyTree, rows: PyTree

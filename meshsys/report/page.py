@@ -207,7 +207,7 @@ def _values(plan: Plan) -> str:
 
 
 def _value_table(values: Sequence[ValuePlan]) -> str:
-    most = max((value.total_bytes for value in values), default=1)
+    most = max((value.total_bytes for value in values), default=0) or 1  # full backwards leave nothing for W
     rows = [
         [
             {"first": "embedding", "last": "head"}.get(value.block, value.block),

@@ -790,6 +790,7 @@ LAYOUTS = {
         "pipeline={schedule: interleaved_1f1b, chunks: 3, microbatches: 4}",
     ],
     "part of a torus": ["mesh.topology=2x2x2", "mesh.axes={pipe: 2, tensor: 2}", "pipeline.microbatches=2"],
+    "tensor alone": ["mesh.topology=2", "mesh.axes.tensor=2"],
     "V-shaped": ["mesh.topology=2", "mesh.axes.pipe=2", "pipeline={schedule: 'csv:v.csv', microbatches: 2}"],
     "full backwards": ["mesh.topology=2", "mesh.axes.pipe=2", "pipeline={microbatches: 2, split_backward: false}"],
     "offload": ["mesh.topology=2", "mesh.axes.pipe=2", "pipeline={remat: 'offload:context,mlpwi_0', microbatches: 2}"],
@@ -801,13 +802,8 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        pytest.param(o, id=name, marks=[] if name == "more stages than layers" else pytest.mark.slow)
-        for name, o in LAYOUTS.items()
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", LAYOUTS.values(), ids=LAYOUTS)
 def test_layouts_train_alike(folder, one_device, overrides):
     write("v.csv", V_SHAPED)
     assert main(["train", "good.yaml", *overrides]) == 0
@@ -835,6 +831,7 @@ def test_edges_train(folder, overrides):
     assert all(math.isfinite(loss) for loss in losses(folder / "runs" / "tiny"))
 
 
+@pytest.mark.slow
 def test_odd_run_dirs(folder, one_device, capsys):
     """A folder with spaces and letters of all kinds, through `..` and a link; then the same run goes on."""
     (folder / "link").symlink_to("folder")

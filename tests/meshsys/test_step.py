@@ -21,7 +21,9 @@ from models import Batch, Decoder, ModelConfig
 from tests.oracles.inputs import QUICK, random_batch, random_parameters
 
 SEQUENCES, LENGTH, VOCAB = 60, 8, 264
-STEPS, PEAK, WARMUP, FINAL, DECAY, CLIP = 5, 1e-2, 2, 0.1, 0.1, 1.0
+# At a higher rate Adam makes more of rounding than the tolerances allow: it takes whole steps by the sign of gradients
+# that are nearly zero.
+STEPS, PEAK, WARMUP, FINAL, DECAY, CLIP = 5, 1e-3, 2, 0.1, 0.1, 0.2
 
 # Every row is a run. Options: `tied` embeddings, `dropout`, `bfloat16`, `tick` gathers fsdp weights in every tick.
 CASES = """
@@ -182,8 +184,8 @@ def test_five_steps(row):
 
     canonical = jax.device_get(step.to_canonical(state))
     assert canonical.step == STEPS
-    if not half:  # Adam makes a whole step of the sign of a gradient that is nearly zero
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), canonical.params, last)
+    if not half:  # five steps move a parameter by 5e-3 at most
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=2e-5), canonical.params, last)
 
 
 # --- The optimizer --------------------------------------------------------------------------------------------------
