@@ -9,14 +9,14 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
-import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
 
+from meshsys.arguments import Parser, add_config, command, number
 from meshsys.errors import ConfigError
-from schedules.actions import Schedule, ScheduleError
+from meshsys.schedule_commands import add_schedule_commands
+from schedules.actions import ScheduleError
 
 __all__ = ["main"]
 
@@ -92,64 +92,6 @@ def _report(args: argparse.Namespace) -> None:
     print(write_report(run))
 
 
-def _schedule_list(args: argparse.Namespace) -> None:
-    from schedules import families
-
-    width = max(map(len, families.names()))
-    for name in families.names():
-        family = families.describe(name)
-        print(f"{name:{width}}  {family.summary}\n{'':{width}}  {family.source}")
-
-
-def _schedule_show(args: argparse.Namespace) -> None:
-    from schedules import render
-    from schedules.actions import to_csv
-    from schedules.ticks import timeline
-
-    schedule = _read_schedule(args) if args.name.startswith("csv:") else _make_schedule(args)
-    if args.format == "csv":
-        picture = to_csv(schedule, timeline(schedule))
-    elif args.format == "svg":
-        picture = render.svg(schedule)
-    else:
-        picture = render.text(schedule, shutil.get_terminal_size().columns)
-    print(picture.rstrip("\n"))
-
-
-def _make_schedule(args: argparse.Namespace) -> Schedule:
-    from schedules import families
-    from schedules.validate import validate
-
-    families.describe(args.name)  # a name that does not exist is the better thing to report
-    for option in ("stages", "microbatches"):
-        if getattr(args, option) is None:
-            raise ConfigError(f"--{option} is missing; say how many, as in --{option} 4")
-    schedule = families.make(args.name, ranks=args.stages, microbatches=args.microbatches, chunks=args.chunks)
-    validate(schedule)
-    return schedule
-
-
-def _read_schedule(args: argparse.Namespace) -> Schedule:
-    from schedules.actions import from_csv
-    from schedules.validate import validate
-
-    path = Path(os.path.expanduser(args.name.removeprefix("csv:")))
-    try:
-        schedule = from_csv(path.read_text(encoding="utf-8"), path.name)
-        validate(schedule)
-    except OSError as error:
-        raise ConfigError(f"{args.name} cannot be read: {error.strerror}; give the path of a CSV file") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{args.name} is not text; give the path of a CSV file") from None
-    except ScheduleError as error:
-        raise ScheduleError(f"{args.name}: {error}") from None
-    held = {"stages": schedule.ranks, "microbatches": schedule.microbatches, "chunks": schedule.chunks}
-    for option, number in held.items():
-        if getattr(args, option) not in (None, number):
-            raise ConfigError(f"--{option}={getattr(args, option)}, but {args.name} has {number}; leave the option out")
-    return schedule
-
-
 def _run_folder(name: str) -> Path:
     """A run by its folder, or by its name under `runs/`."""
     runs = Path("runs")
@@ -164,21 +106,6 @@ def _run_folder(name: str) -> Path:
 # Arguments
 
 
-class _Parser(argparse.ArgumentParser):
-    """Reports one line and no usage; names the nearest choice."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; see `{self.prog} --help`")
-
-    # argparse has no public hook here, and its own message lists the choices in a form of each Python version's own.
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if action.choices is not None and value not in action.choices:
-            choices = [str(choice) for choice in action.choices]
-            near = difflib.get_close_matches(str(value), choices, 1)
-            hint = f"did you mean {near[0]}?" if near else f"use {', '.join(choices)}"
-            raise argparse.ArgumentError(action, f"{value} is not a choice; {hint}")
-
-
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
@@ -191,50 +118,28 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def _parser() -> _Parser:
-    parser = _Parser(prog="meshsys", description="Train language models on torus meshes.", allow_abbrev=False)
+def _parser() -> Parser:
+    parser = Parser(prog="meshsys", description="Train language models on torus meshes.", allow_abbrev=False)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    train = _command(commands, "train", _train, "train a configuration; resumes where its run stopped")
-    plan = _command(commands, "plan", _plan, "show devices, stages, schedule and memory, without training")
+    train = command(commands, "train", _train, "train a configuration; resumes where its run stopped")
+    plan = command(commands, "plan", _plan, "show devices, stages, schedule and memory, without training")
     plan.add_argument("--json", action="store_true", help="as JSON")
-    for command in (train, plan):
-        command.add_argument("config", metavar="CONFIG", help="a YAML file, such as configs/quickstart.yaml")
-        command.add_argument(
-            "overrides", metavar="key=value", nargs="*", default=(), help="overrides, as train.steps=100"
-        )
+    for taker in (train, plan):
+        add_config(taker)
+    add_schedule_commands(commands)
 
-    schedule = commands.add_parser("schedule", help="list or show pipeline schedules", allow_abbrev=False)
-    views = schedule.add_subparsers(metavar="list|show", required=True)
-    _command(views, "list", _schedule_list, "the schedules that have a name")
-    show = _command(views, "show", _schedule_show, "one schedule, tick by tick")
-    show.add_argument("name", metavar="NAME", help="a name that `schedule list` prints, or csv:PATH")
-    show.add_argument("--stages", metavar="P", type=_number(int, 1), help="ranks of the pipe axis")
-    show.add_argument("--microbatches", metavar="M", type=_number(int, 1))
-    show.add_argument(
-        "--chunks", metavar="V", type=_number(int, 1), help="stages a rank (default: the schedule's own)"
-    )
-    show.add_argument("--format", choices=("text", "csv", "svg"), default="text")
-
-    generate = _command(commands, "generate", _generate, "continue a text with a trained model")
+    generate = command(commands, "generate", _generate, "continue a text with a trained model")
     generate.add_argument("--prompt", metavar="TEXT", type=_unicode, required=True)
-    generate.add_argument("--max-tokens", metavar="N", type=_number(int, 1, 1 << 20), default=64)
+    generate.add_argument("--max-tokens", metavar="N", type=number(int, 1, 1 << 20), default=64)
     generate.add_argument(
-        "--temperature", metavar="T", type=_number(float, 0, 1e30), default=0.0, help="0 takes the likeliest"
+        "--temperature", metavar="T", type=number(float, 0, 1e30), default=0.0, help="0 takes the likeliest"
     )
-    generate.add_argument("--seed", metavar="S", type=_number(int, 0, 2**31 - 1), default=0)
-    report = _command(commands, "report", _report, "write a run's report.html again, and print its path")
-    for command in (generate, report):
-        command.add_argument("run", metavar="RUN", help="a run's folder, or its name under runs/")
+    generate.add_argument("--seed", metavar="S", type=number(int, 0, 2**31 - 1), default=0)
+    report = command(commands, "report", _report, "write a run's report.html again, and print its path")
+    for taker in (generate, report):
+        taker.add_argument("run", metavar="RUN", help="a run's folder, or its name under runs/")
     return parser
-
-
-def _command(
-    commands: Any, name: str, run: Callable[[argparse.Namespace], int | None], about: str
-) -> argparse.ArgumentParser:
-    command = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.", allow_abbrev=False)
-    command.set_defaults(run_command=run)
-    return command
 
 
 def _unicode(text: str) -> str:
@@ -243,19 +148,3 @@ def _unicode(text: str) -> str:
     except UnicodeEncodeError:
         raise argparse.ArgumentTypeError(f"{text!r} is not valid Unicode; write it in UTF-8") from None
     return text
-
-
-def _number(kind: type[int] | type[float], least: int, most: float = float("inf")) -> Callable[[str], float]:
-    def convert(text: str) -> float:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = float("nan")
-        if not least <= value < float("inf"):
-            what = "an integer" if kind is int else "a number"
-            raise argparse.ArgumentTypeError(f"{text} must be {what} of at least {least}")
-        if value > most:
-            raise argparse.ArgumentTypeError(f"{text} must be at most {most}")
-        return value
-
-    return convert

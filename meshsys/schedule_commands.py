@@ -1,0 +1,89 @@
+"""The `meshsys schedule ...` commands.
+
+What a command needs is imported when it runs: `--help` stays fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from meshsys.arguments import command, number
+from meshsys.errors import ConfigError
+from schedules.actions import Schedule, ScheduleError
+
+__all__ = ["add_schedule_commands"]
+
+
+def add_schedule_commands(commands: Any) -> None:
+    """Adds `schedule` and what follows it to the parser's commands."""
+    schedule = commands.add_parser("schedule", help="list or show pipeline schedules", allow_abbrev=False)
+    views = schedule.add_subparsers(metavar="list|show", required=True)
+    command(views, "list", _schedule_list, "the schedules that have a name")
+    show = command(views, "show", _schedule_show, "one schedule, tick by tick")
+    show.add_argument("name", metavar="NAME", help="a name that `schedule list` prints, or csv:PATH")
+    show.add_argument("--stages", metavar="P", type=number(int, 1), help="ranks of the pipe axis")
+    show.add_argument("--microbatches", metavar="M", type=number(int, 1))
+    show.add_argument("--chunks", metavar="V", type=number(int, 1), help="stages a rank (default: the schedule's own)")
+    show.add_argument("--format", choices=("text", "csv", "svg"), default="text")
+
+
+def _schedule_list(args: argparse.Namespace) -> None:
+    from schedules import families
+
+    width = max(map(len, families.names()))
+    for name in families.names():
+        family = families.describe(name)
+        print(f"{name:{width}}  {family.summary}\n{'':{width}}  {family.source}")
+
+
+def _schedule_show(args: argparse.Namespace) -> None:
+    from schedules import render
+    from schedules.actions import to_csv
+    from schedules.ticks import timeline
+
+    schedule = _read_schedule(args) if args.name.startswith("csv:") else _make_schedule(args)
+    if args.format == "csv":
+        picture = to_csv(schedule, timeline(schedule))
+    elif args.format == "svg":
+        picture = render.svg(schedule)
+    else:
+        picture = render.text(schedule, shutil.get_terminal_size().columns)
+    print(picture.rstrip("\n"))
+
+
+def _make_schedule(args: argparse.Namespace) -> Schedule:
+    from schedules import families
+    from schedules.validate import validate
+
+    families.describe(args.name)  # a name that does not exist is the better thing to report
+    for option in ("stages", "microbatches"):
+        if getattr(args, option) is None:
+            raise ConfigError(f"--{option} is missing; say how many, as in --{option} 4")
+    schedule = families.make(args.name, ranks=args.stages, microbatches=args.microbatches, chunks=args.chunks)
+    validate(schedule)
+    return schedule
+
+
+def _read_schedule(args: argparse.Namespace) -> Schedule:
+    from schedules.actions import from_csv
+    from schedules.validate import validate
+
+    path = Path(os.path.expanduser(args.name.removeprefix("csv:")))
+    try:
+        schedule = from_csv(path.read_text(encoding="utf-8"), path.name)
+        validate(schedule)
+    except OSError as error:
+        raise ConfigError(f"{args.name} cannot be read: {error.strerror}; give the path of a CSV file") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{args.name} is not text; give the path of a CSV file") from None
+    except ScheduleError as error:
+        raise ScheduleError(f"{args.name}: {error}") from None
+    held = {"stages": schedule.ranks, "microbatches": schedule.microbatches, "chunks": schedule.chunks}
+    for option, count in held.items():
+        if getattr(args, option) not in (None, count):
+            raise ConfigError(f"--{option}={getattr(args, option)}, but {args.name} has {count}; leave the option out")
+    return schedule
