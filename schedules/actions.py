@@ -15,7 +15,7 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 __all__ = ["Action", "Kind", "Schedule", "ScheduleError", "from_csv", "split_backward", "to_csv"]
@@ -57,11 +57,15 @@ class Schedule:
         name: the family's name, or the file that it came from.
         actions: `actions[rank]` is the rank's list, in execution order, without bubbles.
         placement: `placement[stage]` is the stage's rank.
+        pipelines: how many pipelines through the same model share the ranks. Stages 0 to `depth - 1` are the first
+            one's, in model order, the next `depth` the second one's, and so on; stages that are `depth` apart hold
+            the same layers. A microbatch runs in one pipeline.
     """
 
     name: str
     actions: tuple[tuple[Action, ...], ...]
     placement: tuple[int, ...]
+    pipelines: int = 1
 
     @property
     def ranks(self) -> int:
@@ -71,6 +75,11 @@ class Schedule:
     @property
     def stages(self) -> int:
         return len(self.placement)
+
+    @property
+    def depth(self) -> int:
+        """Stages that a microbatch goes through."""
+        return len(self.placement) // self.pipelines
 
     @property
     def chunks(self) -> int:
@@ -109,7 +118,7 @@ def split_backward(schedule: Schedule) -> Schedule:
         )
         for row in schedule.actions
     )
-    return Schedule(schedule.name, rows, schedule.placement)
+    return replace(schedule, actions=rows)
 
 
 _CELL = re.compile(r"([0-9]{1,6})\s*([A-Z_]+?)\s*([0-9]{1,6})")
@@ -118,7 +127,7 @@ _PYTORCH_ONLY = ("SEND_F", "RECV_F", "SEND_B", "RECV_B", "UNSHARD", "RESHARD", "
 
 
 def from_csv(text: str, name: str = "csv") -> Schedule:
-    """Reads a compute-only CSV; the placement is read off the rows.
+    """Reads a compute-only CSV; the placement is read off the rows, and so is the number of pipelines.
 
     Raises:
         ScheduleError: a cell that is no action, a stage on two ranks, or a gap in the stages.
@@ -134,7 +143,8 @@ def from_csv(text: str, name: str = "csv") -> Schedule:
         rows.pop()
     if not rows:
         raise ScheduleError("the file holds no action; write one row a rank, with cells such as 0F0, 0I0, 0W0")
-    return Schedule(name, tuple(rows), _placement_of(rows))
+    placement = _placement_of(rows)
+    return Schedule(name, tuple(rows), placement, _pipelines_of(rows, len(placement)))
 
 
 def _parse_row(cells: list[str], rank: int) -> Iterator[Action]:
@@ -173,6 +183,17 @@ def _placement_of(rows: Iterable[tuple[Action, ...]]) -> tuple[int, ...]:
     if missing is not None:
         raise ScheduleError(f"stage {missing} is on no rank; stages are numbered 0, 1, 2, ... without gaps")
     return tuple(owner[stage] for stage in range(len(owner)))
+
+
+def _pipelines_of(rows: Iterable[tuple[Action, ...]], stages: int) -> int:
+    """More than one where the stages fall into blocks of equal size and every microbatch runs in one of them."""
+    visited: dict[int, set[int]] = {}
+    for row in rows:
+        for action in row:
+            visited.setdefault(action.microbatch, set()).add(action.stage)
+    depth = len(next(iter(visited.values())))
+    blocks = [set(range(first, first + depth)) for first in range(0, stages, depth)]
+    return len(blocks) if all(some in blocks for some in visited.values()) else 1
 
 
 def to_csv(schedule: Schedule, columns: Iterable[Iterable[Action | None]] | None = None) -> str:

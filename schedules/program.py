@@ -25,6 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from schedules.actions import Kind, Schedule
 from schedules.backward import SplitBlock, split
+from schedules.borrow import borrow, give_back
 from schedules.buffers import LIFETIMES, Buffers, blank, get, put
 from schedules.collectives import gather, is_spec, manual_part, reduce_gradient, scatter, sum_over
 from schedules.remat import Remat
@@ -101,14 +102,14 @@ class Program:
     ):
         self.layout = StageLayout.of(schedule, layers)
         self.remat = remat
-        self._ranks, self._chunks, self._places = self.layout.table.shape
+        self._ranks, self._chunks, self._places = self.layout.numbers.shape
         self.unroll = self._chunks * self._places <= 8 if unroll is None else unroll
         self.empty = jnp.nan if poison else 0.0
         kinds = self.layout.kinds()
         self._with = {
-            "first": frozenset({0}),
+            "first": frozenset(stage for stage, (has_first, _, _) in enumerate(kinds) if has_first),
             "layer": frozenset(stage for stage, (_, count, _) in enumerate(kinds) if count),
-            "last": frozenset({len(kinds) - 1}),
+            "last": frozenset(stage for stage, (_, _, has_last) in enumerate(kinds) if has_last),
         }
         self.lifetimes = {
             (block, start, end): Lifetime(stages, start, end)
@@ -225,9 +226,10 @@ class _Run:
         self.batch_axes, self.specs, self.local = tuple(batch_axes), specs, local_specs
         self.each_tick = gathered_each == "tick"
         self.unroll = program.unroll
-        # Shared leaves [...]; layer leaves [1, V, J, ...] -> [V * J, ...].
+        # Shared leaves [...]; layer leaves [1, V, J, ...] -> [V * J, ...], V with the borrowed chunks from here on.
         self.shared = jax.tree.map(gather, params["shared"], local_specs["shared"])
-        staged = jax.tree.map(lambda a: a.reshape(-1, *a.shape[3:]), params["layers"])
+        staged = jax.tree.map(lambda a: borrow(a[0], program.layout), params["layers"])
+        staged = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), staged)
         self.layer_specs = jax.tree.map(lambda spec: PartitionSpec(*spec[3:]), local_specs["layers"], is_leaf=is_spec)
         if not self.each_tick:
             staged = jax.tree.map(lambda a, spec: gather(a, spec, skip=1), staged, self.layer_specs)
@@ -240,7 +242,7 @@ class _Run:
         named = {name: getattr(self.blocks, name) for name in ("first", "layer", "last")}
         self.slots = Buffers(named, program.lifetimes, program.table, program._places, self.unroll, program.empty)
         rank = jax.lax.axis_index("pipe")
-        self.numbers = jnp.asarray(program.layout.table)[rank].reshape(-1)
+        self.numbers = jnp.asarray(program.layout.numbers)[rank].reshape(-1)
 
     # --- Storage that has one entry a layer place -----------------------------------------------------------
 
@@ -449,8 +451,8 @@ class _Run:
         done = self.batch_axes if self.each_tick else ()
         reduce_layers = partial(reduce_gradient, axes=self.batch_axes, skip=1, done=done)
         layers = jax.tree.map(reduce_layers, self._stacked(state["layers"]), self.layer_specs)
-        shape = (1, program._chunks, program._places)
-        layers = jax.tree.map(lambda a: a.reshape(*shape, *a.shape[1:]), layers)
+        shape = (program._chunks, program._places)
+        layers = jax.tree.map(lambda a: give_back(a.reshape(*shape, *a.shape[1:]), program.layout)[None], layers)
         return state["loss"], {"shared": shared, "layers": layers}
 
 

@@ -109,8 +109,8 @@ def _sender(action: Action, schedule: Schedule, ticks: dict[Action, int]) -> Act
     """The action whose output this one takes from its inbox."""
     stage, m = action.stage, action.microbatch
     if action.kind is Kind.F:
-        return Action(stage - 1, Kind.F, m) if stage else None
-    if action.kind is Kind.W or stage + 1 == schedule.stages:
+        return Action(stage - 1, Kind.F, m) if stage % schedule.depth else None
+    if action.kind is Kind.W or not (stage + 1) % schedule.depth:
         return None
     fused = Action(stage + 1, Kind.B, m)
     return fused if fused in ticks else Action(stage + 1, Kind.I, m)

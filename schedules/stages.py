@@ -16,7 +16,7 @@ import numpy as np
 
 from schedules.actions import Schedule
 
-__all__ = ["StageLayout", "split_layers"]
+__all__ = ["Borrowed", "StageLayout", "split_layers"]
 
 
 def split_layers(layers: int, stages: int) -> tuple[range, ...]:
@@ -35,24 +35,43 @@ def split_layers(layers: int, stages: int) -> tuple[range, ...]:
 
 
 @dataclass(frozen=True)
+class Borrowed:
+    """Chunk `owner` of each pair's first rank is chunk `chunk` of its second."""
+
+    owner: int
+    chunk: int
+    pairs: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
 class StageLayout:
     """Where each layer's parameters are.
 
     The canonical form of a stacked parameter is [L, ...]; the training form is [P, V, J, ...], sharded over `pipe`
     on its first axis. Places that no layer takes hold zeros.
 
+    With several pipelines the first one's stages own the parameters; the stages of the others borrow them for a step
+    (`borrowed`), so that every layer is stored once.
+
     Attributes:
         layers: `layers[stage]` are the stage's global layer numbers.
         placement: `placement[stage]` is its rank.
+        pipelines: see `schedules.actions.Schedule`.
     """
 
     layers: tuple[range, ...]
     placement: tuple[int, ...]
     ranks: int
+    pipelines: int = 1
 
     @classmethod
     def of(cls, schedule: Schedule, layers: int) -> StageLayout:
-        return cls(split_layers(layers, schedule.stages), schedule.placement, schedule.ranks)
+        parts = split_layers(layers, schedule.depth) * schedule.pipelines
+        return cls(parts, schedule.placement, schedule.ranks, schedule.pipelines)
+
+    @property
+    def depth(self) -> int:
+        return len(self.layers) // self.pipelines
 
     @cached_property
     def chunk_of(self) -> tuple[int, ...]:
@@ -63,12 +82,40 @@ class StageLayout:
 
     @cached_property
     def table(self) -> np.ndarray:
-        """Global layer numbers, int32 [P, V, J], -1 in unused places."""
+        """Global layer numbers of the places that own parameters, int32 [P, V, J], -1 in unused places."""
+        return self._places(self.depth)
+
+    @cached_property
+    def numbers(self) -> np.ndarray:
+        """Global layer numbers of all places, borrowed ones too, int32 [P, U, J], -1 in unused ones."""
+        return self._places(len(self.layers))
+
+    def _places(self, stages: int) -> np.ndarray:
         places = max(1, max(len(layers) for layers in self.layers))
-        table = np.full((self.ranks, 1 + max(self.chunk_of), places), -1, np.int32)
-        for layers, rank, chunk in zip(self.layers, self.placement, self.chunk_of, strict=True):
+        table = np.full((self.ranks, 1 + max(self.chunk_of[:stages]), places), -1, np.int32)
+        for layers, rank, chunk in zip(self.layers[:stages], self.placement, self.chunk_of, strict=False):
             table[rank, chunk, : len(layers)] = layers
         return table
+
+    @cached_property
+    def borrowed(self) -> tuple[Borrowed, ...]:
+        """How the stages that own no parameters come by them."""
+        pairs: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for stage in range(self.depth, len(self.layers)):
+            owner = stage % self.depth
+            chunks = self.chunk_of[owner], self.chunk_of[stage]
+            pairs.setdefault(chunks, []).append((self.placement[owner], self.placement[stage]))
+        # A permutation has each rank once as sender: one that lends a chunk twice does so in turn.
+        found = []
+        for (owner, chunk), wanted in sorted(pairs.items()):
+            while wanted:
+                now: list[tuple[int, int]] = []
+                for lender, borrower in wanted:
+                    if all(lender != one and borrower != other for one, other in now):
+                        now.append((lender, borrower))
+                wanted = [pair for pair in wanted if pair not in now]
+                found.append(Borrowed(owner, chunk, tuple(now)))
+        return tuple(found)
 
     def to_stages(self, stacked: Any) -> Any:
         """[L, ...] -> [P, V, J, ...] on every leaf."""
@@ -88,5 +135,7 @@ class StageLayout:
 
     def kinds(self) -> Sequence[tuple[bool, int, bool]]:
         """What each stage runs: (embedding?, number of layers, head?)."""
-        last = len(self.layers) - 1
-        return [(stage == 0, len(layers), stage == last) for stage, layers in enumerate(self.layers)]
+        return [
+            (stage % self.depth == 0, len(layers), stage % self.depth == self.depth - 1)
+            for stage, layers in enumerate(self.layers)
+        ]

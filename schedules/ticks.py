@@ -22,11 +22,11 @@ def needs(action: Action, schedule: Schedule, fused: frozenset[tuple[int, int]] 
         fused = fused_backwards(schedule)
     stage, m = action.stage, action.microbatch
     if action.kind is Kind.F:
-        return (Action(stage - 1, Kind.F, m),) if stage else ()
+        return (Action(stage - 1, Kind.F, m),) if stage % schedule.depth else ()
     if action.kind is Kind.W:
         return (Action(stage, Kind.I, m),)
     before: list[Action] = [Action(stage, Kind.F, m)]
-    if action.kind is not Kind.R and stage + 1 < schedule.stages:
+    if action.kind is not Kind.R and (stage + 1) % schedule.depth:
         later = Kind.B if (stage + 1, m) in fused else Kind.I
         before.append(Action(stage + 1, later, m))
     return tuple(before)

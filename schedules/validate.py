@@ -12,7 +12,7 @@ __all__ = ["live", "validate"]
 
 
 def validate(schedule: Schedule, *, microbatches: int | None = None) -> None:
-    """Checks that every stage runs every microbatch once, in an order that can be executed.
+    """Checks that every stage runs every microbatch of its pipeline once, in an order that can be executed.
 
     Args:
         microbatches: the number that the schedule must have; by default its own.
@@ -44,6 +44,10 @@ def _peak(row: Iterable[Action]) -> int:
 
 
 def _check_placement(schedule: Schedule) -> None:
+    if schedule.pipelines < 1 or schedule.stages % schedule.pipelines:
+        raise ScheduleError(
+            f"pipelines={schedule.pipelines} does not divide the {schedule.stages} stages; give each pipeline as many"
+        )
     for stage, rank in enumerate(schedule.placement):
         if not 0 <= rank < schedule.ranks:
             raise ScheduleError(f"stage {stage} is placed on rank {rank}; the ranks are 0 to {schedule.ranks - 1}")
@@ -92,9 +96,13 @@ def _check_complete(schedule: Schedule, microbatches: int | None) -> None:
     kinds: defaultdict[tuple[int, int], set[Kind]] = defaultdict(set)
     for action in schedule:
         kinds[action.stage, action.microbatch].add(action.kind)
-    for stage, rank in enumerate(schedule.placement):
-        for m in range(wanted):
-            _check_pair(rank, stage, m, kinds[stage, m], wanted)
+    for m in range(wanted):
+        pipelines = {stage // schedule.depth for stage in range(schedule.stages) if kinds[stage, m]}
+        if len(pipelines) > 1:
+            raise ScheduleError(f"microbatch {m} runs in pipelines {sorted(pipelines)}; keep it in one")
+        for stage in range(schedule.depth):
+            stage += schedule.depth * min(pipelines, default=0)
+            _check_pair(schedule.placement[stage], stage, m, kinds[stage, m], wanted)
 
 
 def _check_pair(rank: int, stage: int, m: int, has: set[Kind], wanted: int) -> None:

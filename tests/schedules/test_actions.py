@@ -54,6 +54,20 @@ def test_v_shaped_files(text):
     validate(split_backward(schedule))
 
 
+# Microbatches 0 and 2 go down the ranks, microbatch 1 goes up through the same layers.
+BIDIRECTIONAL = """\
+0F0,,3F1,0F2,3I1,0I0,3W1,0W0,,0I2,0W2
+2F1,1F0,1I0,1F2,1W0,,2I1,1I2,2W1,1W2
+"""
+
+
+def test_two_pipelines():
+    schedule = from_csv(BIDIRECTIONAL)
+    validate(schedule)
+    assert (schedule.pipelines, schedule.depth, schedule.placement) == (2, 2, (0, 1, 1, 0))
+    assert from_csv(to_csv(schedule, timeline(schedule))) == schedule
+
+
 def test_pairs_run_in_the_order_in_which_they_are_written():
     schedule = from_csv(DUAL_PIPE_V)
     assert [str(action) for action in schedule.actions[0][2:5]] == ["3F0", "0F2", "3B0"]

@@ -59,6 +59,25 @@ def test_there_and_back(layout):
     jax.tree.map(np.testing.assert_array_equal, jax.jit(layout.to_layers)(staged), tree)
 
 
+@pytest.mark.parametrize(
+    ("placement", "pipelines", "loans"),
+    [
+        ((0, 1, 2), 1, ()),
+        ((0, 1, 2, 2, 1, 0), 2, ((0, 1, ((0, 2), (1, 1), (2, 0))),)),
+        # Rank 0 lends its one chunk to both others, one after the other.
+        ((0, 1, 2), 3, ((0, 0, ((0, 1),)), (0, 0, ((0, 2),)))),
+    ],
+)
+def test_borrowed_chunks(placement, pipelines, loans):
+    layout = StageLayout(split_layers(5, len(placement) // pipelines) * pipelines, placement, 3, pipelines)
+    assert tuple((loan.owner, loan.chunk, loan.pairs) for loan in layout.borrowed) == loans
+    assert sorted(layout.table[layout.table >= 0]) == list(range(5))
+    assert sorted(layout.numbers[layout.numbers >= 0]) == sorted([*range(5)] * pipelines)
+    for loan in layout.borrowed:
+        for lender, borrower in loan.pairs:
+            assert (layout.numbers[borrower, loan.chunk] == layout.table[lender, loan.owner]).all()
+
+
 @pytest.mark.parametrize("layout", list(layouts()), ids=lambda layout: f"{layout.layers[-1].stop}-{layout.placement}")
 def test_every_layer_once_on_the_rank_of_its_stage(layout):
     table = layout.table

@@ -69,6 +69,9 @@ def rows(*texts):
         (Schedule("x", ((Action(1, Kind.F, 0),), ()), (0, 1)), "rank 0, action 1F0: stage 1 is on rank 1; move it"),
         (Schedule("x", ((Action(0, Kind.F, -1),),), (0,)), "microbatches count from 0"),
         (Schedule("x", ((),), (0,)), "no rank runs an action"),
+        (Schedule("x", rows("0F0,1F0,1B0,0B0"), (0, 0), 3), "pipelines=3 does not divide the 2 stages"),
+        (Schedule("x", rows("0F0,0B0,1F0,1B0"), (0, 0), 2), r"microbatch 0 runs in pipelines \[0, 1\]; keep it in one"),
+        (Schedule("x", rows("0F0,1F0,2F1,1B0,0B0,2B1"), (0, 0, 0, 0), 2), "rank 0, action 3F1 is missing"),
     ],
 )
 def test_damaged_by_hand(schedule, words):
