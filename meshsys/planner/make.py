@@ -17,6 +17,7 @@ from meshsys.torus import AXES
 from schedules.costs import Costs
 from schedules.simulate import simulate
 from schedules.ticks import timeline
+from schedules.validate import live
 
 __all__ = ["make_plan", "plan_of"]
 
@@ -126,7 +127,7 @@ def _schedule(assembly: Assembly) -> SchedulePlan:
         microbatches=schedule.microbatches,
         ticks=len(grid[0]),
         bubble_fraction=times.bubble_fraction,
-        peak_activations=times.peak_activations,
+        peak_activations=live(schedule),
         timeline=tuple(tuple(None if action is None else str(action) for action in row) for row in grid),
     )
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 
 from schedules.actions import Action, Kind, ScheduleError, from_csv, split_backward
-from schedules.costs import Costs
+from schedules.costs import Costs, Link
 from schedules.families import make, names
 from schedules.simulate import simulate
 from schedules.ticks import timeline
@@ -37,11 +40,13 @@ def test_unequal_parts_in_lockstep():
 
 
 def events(schedule, costs):
-    """Starts, one by one, the action that can start first; returns the starts."""
+    """Starts, one by one, the action that can start first; returns the starts and the arrivals of results."""
     queue = [list(row) for row in schedule.actions]
     free = [0.0] * schedule.ranks
+    link_free: dict[tuple[int, int], float] = {}
     ends: dict[str, tuple[float, int]] = {}
-    starts = {}
+    arrivals: dict[tuple[str, int], float] = {}
+    starts, sent = {}, {}
     while any(queue):
         ready = []
         for rank, row in enumerate(queue):
@@ -54,50 +59,110 @@ def events(schedule, costs):
             if kind in "IB" and stage + 1 < schedule.stages:
                 waits.append(f"{stage + 1}{kind}{m}")
             if all(word in ends for word in waits):
-                arrivals = [end + (costs.send if owner != rank else 0) for end, owner in map(ends.__getitem__, waits)]
-                ready.append((max([free[rank], *arrivals]), rank))
+                came = [ends[word][0] if ends[word][1] == rank else arrivals[word, rank] for word in waits]
+                ready.append((max([free[rank], *came]), rank))
         begin, rank = min(ready)
         action = queue[rank].pop(0)
-        own = {"F": costs.F, "I": costs.I, "W": costs.W, "B": costs.I + costs.W}[action.kind.value]
+        time = {kind: getattr(costs, kind) for kind in "FIWBR"}
+        time = {kind: value[action.stage] if isinstance(value, tuple) else value for kind, value in time.items()}
+        own = time["I"] + time["W"] if action.kind == "B" and costs.B is None else time[action.kind]
         if costs.stages:
             own *= costs.stages[action.stage]
         starts[action] = begin
-        free[rank] = begin + own
-        ends[str(action)] = (begin + own, rank)
-    return starts, max(free)
+        free[rank] = end = begin + own
+        ends[str(action)] = (end, rank)
+        neighbour = action.stage + {"F": 1, "I": -1, "B": -1}.get(action.kind, schedule.stages)
+        if 0 <= neighbour < schedule.stages and schedule.placement[neighbour] != rank:
+            to = schedule.placement[neighbour]
+            latency, transfer = costs.send, costs.transfer
+            for link in costs.links:
+                if (link.sender, link.receiver) == (rank, to):
+                    latency, transfer = link.latency, link.transfer
+            link_free[rank, to] = max(end, link_free.get((rank, to), 0)) + transfer
+            sent[action] = arrivals[str(action), to] = link_free[rank, to] + latency
+    return starts, sent, max(free)
 
 
-COSTS = [
-    Costs(),
-    Costs(F=2, I=3, W=1, send=0.5),
-    Costs(F=1, I=1.25, W=0.75, send=2, stages=(1, 0.5, 2, 1, 1, 3)),
-]
+COSTS = {
+    "unit": Costs(),
+    "send": Costs(F=2, I=3, W=1, send=0.5),
+    "stages": Costs(F=1, I=1.25, W=0.75, send=2, stages=(1, 0.5, 2, 1, 1, 3)),
+    "times": Costs(F=(1, 0.5, 2, 1, 1, 3), I=1.5, W=(2, 1, 1, 1, 0.5, 0), B=(2, 2, 2, 3, 3, 4), R=0.25),
+    "queue": Costs(F=0.5, I=0.75, W=0.5, send=0.25, transfer=1.25),
+    "links": Costs(send=0.5, links=(Link(0, 1, 3, 1.5), Link(2, 1, transfer=2), Link(2, 0, latency=1))),
+}
+costs_parameter = pytest.mark.parametrize("costs", COSTS.values(), ids=COSTS)
 
 
-@pytest.mark.parametrize("costs", COSTS, ids=["unit", "send", "stages"])
+def schedules_with_recompute(name, split):
+    """The family at 3 ranks and 5 microbatches, and the same with each backward's recomputation before it."""
+    schedule = make(name, ranks=3, microbatches=5)
+    schedule = split_backward(schedule) if split else schedule
+    rows = tuple(
+        tuple(
+            one
+            for action in row
+            for one in ((Action(action.stage, Kind.R, action.microbatch), action) if action.kind in "BI" else (action,))
+        )
+        for row in schedule.actions
+    )
+    return schedule, replace(schedule, actions=rows)
+
+
+@costs_parameter
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("name", names())
 def test_asynchronous_is_the_event_simulation(name, split, costs):
-    schedule = make(name, ranks=3, microbatches=5)
-    schedule = split_backward(schedule) if split else schedule
-    found = simulate(schedule, costs, "asynchronous")
-    starts, makespan = events(schedule, costs)
-    assert found.start == pytest.approx(starts)
-    assert found.makespan == pytest.approx(makespan)
+    for schedule in schedules_with_recompute(name, split):
+        found = simulate(schedule, costs, "asynchronous")
+        starts, sent, makespan = events(schedule, costs)
+        assert found.start == pytest.approx(starts)
+        assert found.arrival == pytest.approx(sent)
+        assert found.makespan == pytest.approx(makespan)
 
 
-@pytest.mark.parametrize("costs", COSTS, ids=["unit", "send", "stages"])
+@costs_parameter
 @pytest.mark.parametrize("name", names())
 def test_lockstep_sums_the_slowest_rank_of_each_tick(name, costs):
-    schedule = make(name, ranks=3, microbatches=5)
-    found = simulate(schedule, costs)
-    clock = 0.0
-    for cells in zip(*timeline(schedule), strict=True):
-        column = [action for action in cells if action is not None]
-        assert all(found.start[action] == pytest.approx(clock) for action in column)
-        clock += max(costs.of(action) for action in column) + costs.send
-    assert found.makespan == pytest.approx(clock)
-    assert all(found.end[action] == found.start[action] + costs.of(action) for action in schedule)
+    for schedule in schedules_with_recompute(name, split=False):
+        found = simulate(schedule, costs)
+        pairs = {pair for pair in pairwise(schedule.placement) if pair[0] != pair[1]}
+        pairs |= {(b, a) for a, b in pairs}
+        send = max(costs.link(*pair).latency + costs.link(*pair).transfer for pair in pairs)
+        clock = 0.0
+        for cells in zip(*timeline(schedule), strict=True):
+            column = [action for action in cells if action is not None]
+            assert all(found.start[action] == pytest.approx(clock) for action in column)
+            clock += max(costs.of(action) for action in column) + send
+            assert all(found.arrival.get(action, clock) == pytest.approx(clock) for action in column)
+        assert found.makespan == pytest.approx(clock)
+        assert all(found.end[action] == found.start[action] + costs.of(action) for action in schedule)
+
+
+@pytest.mark.parametrize("name", names())
+def test_what_a_rank_holds(name):
+    schedule = split_backward(make(name, ranks=4, microbatches=7))
+    found = simulate(schedule, Costs())
+    for rank, row in enumerate(schedule.actions):
+        done: set[str] = set()
+        held, stashed = [], []
+        for action in row:
+            pair = f"{action.stage}{{}}{action.microbatch}"
+            done.add(str(action))
+            # All pairs so far, of which those that have run W are done with; before it counts as held while W runs.
+            pairs = {str(one).replace(str(one.kind), "{}") for one in row}
+            held.append(sum(p.format("F") in done and (p.format("W") not in done) for p in pairs))
+            stashed.append(sum(p.format("I") in done and (p.format("W") not in done) for p in pairs))
+            assert pair in pairs
+        assert found.peak_activations[rank] == pytest.approx(max(held) / schedule.chunks)
+        assert found.peak_weight_stash[rank] == pytest.approx(max(stashed) / schedule.chunks)
+
+
+def test_messages_queue_on_a_link():
+    schedule = from_csv("0F0,0F1,0F2,0B0,0B1,0B2\n1F0,1F1,1F2,1B0,1B1,1B2")
+    found = simulate(schedule, Costs(links=(Link(0, 1, latency=10, transfer=3),)), "asynchronous")
+    assert [found.start[Action(1, Kind.F, m)] for m in range(3)] == [1 + 3 + 10, 1 + 6 + 10, 1 + 9 + 10]
+    assert found.start[Action(0, Kind.B, 0)] == found.end[Action(1, Kind.B, 0)]  # the way back is free
 
 
 def test_one_rank_has_no_bubbles_and_sends_nothing():
@@ -112,36 +177,14 @@ def test_a_neighbour_on_the_same_rank_sends_nothing():
     assert simulate(schedule, Costs(send=1), "asynchronous").makespan == 4 + 8 + 4
 
 
-def test_costs():
-    costs = Costs.parse(" F=1, I = 1.3,W=0.7,")
-    assert costs == Costs(F=1, I=1.3, W=0.7)
-    assert costs.of(Action(0, Kind.B, 0)) == 2
-    assert Costs.parse("B=2.5,R=.5,send=1e-3") == Costs(B=2.5, R=0.5, send=1e-3)
-    assert Costs.parse("") == Costs()
-    assert Costs(stages=(1, 3)).of(Action(1, Kind.B, 0)) == 6
-    assert simulate(make("1f1b", ranks=2, microbatches=1), Costs(F=0, I=0, W=0)).bubble_fraction == 0
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("G=1", "'G' is no cost; use F, I, W, B, R, send"),
-        ("F=1,F=2", "'F' is named twice"),
-        ("F", "'F' has no number"),
-        ("F=fast", "'F=fast' has no number"),
-        ("F=-1", "cost F=-1.0 is not a time"),
-        ("F=nan", "cost F=nan is not a time"),
-        ("F=inf", "cost F=inf is not a time"),
-    ],
-)
-def test_costs_refused(text, words):
-    with pytest.raises(ScheduleError, match=words):
-        Costs.parse(text)
-
-
 def test_simulate_refuses():
     schedule = make("1f1b", ranks=2, microbatches=1)
     with pytest.raises(ScheduleError, match="timing='loose' is unknown; use lockstep or asynchronous"):
         simulate(schedule, Costs(), "loose")  # type: ignore[arg-type]
-    with pytest.raises(ScheduleError, match="none for stage 1"):
-        simulate(schedule, Costs(stages=(1,)))
+    for costs in (Costs(stages=(1,)), Costs(F=(1,))):
+        with pytest.raises(ScheduleError, match="none for stage 1"):
+            simulate(schedule, costs)
+    stuck = from_csv("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0")
+    for timing in ("lockstep", "asynchronous"):
+        with pytest.raises(ScheduleError, match="waits for"):
+            simulate(stuck, Costs(), timing)
