@@ -13,22 +13,49 @@ from typing import Any
 
 from meshsys.arguments import command, number
 from meshsys.errors import ConfigError
-from schedules.actions import Schedule, ScheduleError
+from schedules.actions import Schedule, ScheduleError, split_backward
 
 __all__ = ["add_schedule_commands"]
 
 
 def add_schedule_commands(commands: Any) -> None:
     """Adds `schedule` and what follows it to the parser's commands."""
-    schedule = commands.add_parser("schedule", help="list or show pipeline schedules", allow_abbrev=False)
-    views = schedule.add_subparsers(metavar="list|show", required=True)
+    schedule = commands.add_parser("schedule", help="list, show or simulate pipeline schedules", allow_abbrev=False)
+    views = schedule.add_subparsers(metavar="list|show|simulate", required=True)
     command(views, "list", _schedule_list, "the schedules that have a name")
+
     show = command(views, "show", _schedule_show, "one schedule, tick by tick")
-    show.add_argument("name", metavar="NAME", help="a name that `schedule list` prints, or csv:PATH")
-    show.add_argument("--stages", metavar="P", type=number(int, 1), help="ranks of the pipe axis")
-    show.add_argument("--microbatches", metavar="M", type=number(int, 1))
-    show.add_argument("--chunks", metavar="V", type=number(int, 1), help="stages a rank (default: the schedule's own)")
+    _add_schedule(show)
     show.add_argument("--format", choices=("text", "csv", "svg"), default="text")
+
+    simulation = command(views, "simulate", _schedule_simulate, "makespan, bubbles and memory for given costs")
+    _add_schedule(simulation)
+    add_costs(simulation)
+    simulation.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _add_schedule(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `_schedule`."""
+    parser.add_argument("name", metavar="NAME", help="a name that `schedule list` prints, or csv:PATH")
+    parser.add_argument("--stages", metavar="P", type=number(int, 1), help="ranks of the pipe axis")
+    parser.add_argument("--microbatches", metavar="M", type=number(int, 1))
+    parser.add_argument(
+        "--chunks", metavar="V", type=number(int, 1), help="stages a rank (default: the schedule's own)"
+    )
+    parser.add_argument("--split", action="store_true", help="cut full backwards B into I and W, as training does")
+
+
+def add_costs(parser: argparse.ArgumentParser) -> None:
+    """`--costs`, as `meshsys.cost_file.read_costs` takes it, and `--timing`."""
+    parser.add_argument(
+        "--costs", metavar="COSTS", default="", help="times, as F=1,I=1,W=1,R=0,send=0 (the default), or a cost file"
+    )
+    parser.add_argument(
+        "--timing",
+        choices=("lockstep", "asynchronous"),
+        default="lockstep",
+        help="every tick waits for its slowest rank, as in the compiled program, or ranks run freely",
+    )
 
 
 def _schedule_list(args: argparse.Namespace) -> None:
@@ -45,7 +72,7 @@ def _schedule_show(args: argparse.Namespace) -> None:
     from schedules.actions import to_csv
     from schedules.ticks import timeline
 
-    schedule = _read_schedule(args) if args.name.startswith("csv:") else _make_schedule(args)
+    schedule = _schedule(args)
     if args.format == "csv":
         picture = to_csv(schedule, timeline(schedule))
     elif args.format == "svg":
@@ -53,6 +80,39 @@ def _schedule_show(args: argparse.Namespace) -> None:
     else:
         picture = render.text(schedule, shutil.get_terminal_size().columns)
     print(picture.rstrip("\n"))
+
+
+def _schedule_simulate(args: argparse.Namespace) -> None:
+    import json
+
+    from meshsys.cost_file import read_costs
+    from schedules.simulate import simulate
+
+    costs = read_costs(args.costs, "--costs")
+    schedule = _schedule(args)
+    found = simulate(schedule, costs, args.timing)
+    ranks = {
+        "work": found.work,
+        "peak_activations": found.peak_activations,
+        "peak_weight_stash": found.peak_weight_stash,
+    }
+    if args.json:
+        sizes = {"stages": schedule.ranks, "microbatches": schedule.microbatches, "chunks": schedule.chunks}
+        times = {"makespan": found.makespan, "bubble_fraction": found.bubble_fraction}
+        print(json.dumps({"name": schedule.name, **sizes, "timing": args.timing, **times, **ranks}, indent=2))
+        return
+    print(f"{schedule.name}, {args.timing}: {schedule.ranks} ranks, {schedule.microbatches} microbatches")
+    print(f"makespan         {found.makespan:.6g}")
+    print(f"bubble_fraction  {found.bubble_fraction:.4f}\n")
+    print("rank  " + "  ".join(ranks))
+    for rank, row in enumerate(zip(*ranks.values(), strict=True)):
+        print(f"{rank:4}  " + "  ".join(f"{value:{len(name)}.6g}" for name, value in zip(ranks, row, strict=True)))
+
+
+def _schedule(args: argparse.Namespace) -> Schedule:
+    """The validated schedule that the arguments of `_add_schedule` name."""
+    schedule = _read_schedule(args) if args.name.startswith("csv:") else _make_schedule(args)
+    return split_backward(schedule) if args.split else schedule
 
 
 def _make_schedule(args: argparse.Namespace) -> Schedule:

@@ -22,7 +22,7 @@ class Timeline:
     """A schedule in time; the unit is that of the costs.
 
     What a rank holds is counted in microbatches' activations of 1/P of the model, so that families with different
-    numbers of stages compare: a (stage, microbatch) pair counts P/S with S stages on P ranks.
+    numbers of stages compare: a (stage, microbatch) pair counts P/S where a microbatch goes through S stages on P ranks.
 
     Attributes:
         start: when each action begins.
@@ -66,7 +66,7 @@ def simulate(schedule: Schedule, costs: Costs, timing: Timing = "lockstep") -> T
         raise ScheduleError(f"timing={timing!r} is unknown; use lockstep or asynchronous")
     times = _times(schedule, costs)
     start, arrival, makespan = (_lockstep if timing == "lockstep" else _free)(schedule, times, costs)
-    pair = schedule.ranks / schedule.stages
+    pair = schedule.ranks / schedule.depth
     actions = list(schedule)
     return Timeline(
         start=start,
@@ -100,7 +100,7 @@ _Found = tuple[dict[Action, float], dict[Action, float], float]  # start, arriva
 
 def _times(schedule: Schedule, costs: Costs) -> _Times:
     kinds = {action.kind for action in schedule}
-    return {(stage, kind): costs.time(kind, stage) for stage in range(schedule.stages) for kind in kinds}
+    return {(stage, kind): costs.time(kind, stage % schedule.depth) for stage in range(schedule.stages) for kind in kinds}
 
 
 _STEP = {Kind.F: 1, Kind.B: -1, Kind.I: -1}  # a result goes this many stages on; those of W and R stay
@@ -108,9 +108,10 @@ _STEP = {Kind.F: 1, Kind.B: -1, Kind.I: -1}  # a result goes this many stages on
 
 def _rank_of(schedule: Schedule, stage: int, from_stage: int) -> int | None:
     """The rank of a stage that is reached by a message from another stage; None if there is no message."""
-    if not 0 <= stage < schedule.stages or schedule.placement[stage] == schedule.placement[from_stage]:
+    if not 0 <= stage < schedule.stages or stage // schedule.depth != from_stage // schedule.depth:
         return None
-    return schedule.placement[stage]
+    rank = schedule.placement[stage]
+    return None if rank == schedule.placement[from_stage] else rank
 
 
 def _lockstep(schedule: Schedule, times: _Times, costs: Costs) -> _Found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -9,8 +10,13 @@ import pytest
 
 from meshsys.cli import main
 from schedules.actions import from_csv
+from schedules.costs import Costs, Link
 from schedules.families import make, names
+from schedules.simulate import simulate
 from schedules.ticks import timeline
+
+
+SIMULATE = ["schedule", "simulate", "1f1b", "--stages", "4", "--microbatches", "4"]
 
 
 def fails(capsys, *argv: str) -> str:
@@ -32,7 +38,7 @@ def fails(capsys, *argv: str) -> str:
         (["train", "a.yaml", "--fast"], "unrecognized: --fast"),
         (["train", "nowhere.yaml"], "nowhere.yaml does not exist"),
         (["plan", "nowhere.yaml", "--json", "train.steps=5"], "nowhere.yaml does not exist"),
-        (["schedule"], "list|show"),
+        (["schedule"], "list|show|simulate"),
         (["schedule", "shw"], "did you mean show?"),
         (["schedule", "show", "1f1p", "--stages", "4", "--microbatches", "4"], "'1f1b'"),
         (["schedule", "show", "1f1b", "--stages", "4"], "--microbatches is missing"),
@@ -42,6 +48,12 @@ def fails(capsys, *argv: str) -> str:
         (["schedule", "show", "1f1b", "--stages", "2", "--microbatches", "2", "--format", "pdf"], "text, csv, svg"),
         (["schedule", "show", "csv:nowhere.csv"], "csv:nowhere.csv cannot be read"),
         (["schedule", "list", "more"], "unrecognized: more"),
+        (["schedule", "simulate", "1f1b", "--stages", "4"], "--microbatches is missing"),
+        (SIMULATE + ["--costs", "F=fast"], "--costs: costs 'F=fast': 'F=fast' has no number"),
+        (SIMULATE + ["--costs", "times"], "--costs=times cannot be read: No such file"),
+        (SIMULATE + ["--costs", "F"], "or times as in F=1,I=1,W=1"),
+        (SIMULATE + ["--costs", "."], "--costs=. cannot be read: Is a directory"),
+        (SIMULATE + ["--timing", "lockstop"], "did you mean lockstep?"),
         (["generate", "nowhere", "--prompt", "x"], "the run nowhere does not exist"),
         (["generate", "nowhere"], "--prompt"),
         (["generate", "nowhere", "--prompt", "x", "--temperature", "-1"], "--temperature: -1 must be a number"),
@@ -101,6 +113,50 @@ def test_schedule_show_text_and_svg(capsys, monkeypatch):
     assert [len(row.split()) - 2 for row in rows] == [len(row) for row in grid]
     assert main(["schedule", "show", "1f1b", *options, "--format", "svg"]) == 0
     assert capsys.readouterr().out.startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("timing", "split", "makespan"), [("lockstep", 0, 148), ("asynchronous", 0, 117), ("lockstep", 1, 110)]
+)
+def test_schedule_simulate(capsys, timing, split, makespan):
+    argv = ["schedule", "simulate", "1f1b", "--stages", "8", "--microbatches", "32", "--costs", "F=1,I=1,W=1"]
+    argv += ["--timing", timing, *["--split"][:split]]
+    assert main([*argv, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == {
+        "name": "1f1b",
+        "stages": 8,
+        "microbatches": 32,
+        "chunks": 1,
+        "timing": timing,
+        "makespan": makespan,
+        "bubble_fraction": pytest.approx(1 - 96 / makespan),
+        "work": [96] * 8,
+        "peak_activations": list(range(8, 0, -1)),
+        "peak_weight_stash": [split] * 8,
+    }
+    assert main(argv) == 0
+    out = capsys.readouterr().out
+    assert f"makespan         {makespan}\n" in out
+    assert [line.split() for line in out.splitlines()[-8:]] == [
+        [str(rank), "96", str(8 - rank), str(split)] for rank in range(8)
+    ]
+
+
+def test_schedule_simulate_reads_a_cost_file(capsys, tmp_path):
+    path = tmp_path / "costs=1.json"
+    costs = Costs(F=(1, 2, 3, 4), I=2, W=1, links=(Link(0, 1, 2, 3),))
+    path.write_text(costs.to_json({"device": "none"}))
+    wanted = simulate(make("1f1b", ranks=4, microbatches=4), costs, "asynchronous")
+    assert main([*SIMULATE, "--costs", str(path), "--timing", "asynchronous", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["makespan"] == wanted.makespan
+
+    path.write_text(Costs(F=(1, 2)).to_json())
+    assert "costs: F is given for 2 stages, none for stage 2" in fails(capsys, *SIMULATE, "--costs", str(path))
+    path.write_text('{"F": "x"}')
+    assert f'--costs={path}: cost F="x" is not a time' in fails(capsys, *SIMULATE, "--costs", str(path))
+    path.write_bytes(b"\xff\xfe")
+    assert f"--costs={path} is not text" in fails(capsys, *SIMULATE, "--costs", str(path))
 
 
 def test_broken_csv_names_the_file(capsys, tmp_path):

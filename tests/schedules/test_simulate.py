@@ -54,9 +54,9 @@ def events(schedule, costs):
                 continue
             stage, kind, m = row[0].stage, row[0].kind.value, row[0].microbatch
             waits = [f"{stage}I{m}" if kind == "W" else f"{stage}F{m}"] if kind != "F" else []
-            if kind == "F" and stage > 0:
+            if kind == "F" and stage % schedule.depth > 0:
                 waits.append(f"{stage - 1}F{m}")
-            if kind in "IB" and stage + 1 < schedule.stages:
+            if kind in "IB" and stage % schedule.depth + 1 < schedule.depth:
                 waits.append(f"{stage + 1}{kind}{m}")
             if all(word in ends for word in waits):
                 came = [ends[word][0] if ends[word][1] == rank else arrivals[word, rank] for word in waits]
@@ -64,15 +64,16 @@ def events(schedule, costs):
         begin, rank = min(ready)
         action = queue[rank].pop(0)
         time = {kind: getattr(costs, kind) for kind in "FIWBR"}
-        time = {kind: value[action.stage] if isinstance(value, tuple) else value for kind, value in time.items()}
+        time = {kind: value[action.stage % schedule.depth] if isinstance(value, tuple) else value for kind, value in time.items()}
         own = time["I"] + time["W"] if action.kind == "B" and costs.B is None else time[action.kind]
         if costs.stages:
-            own *= costs.stages[action.stage]
+            own *= costs.stages[action.stage % schedule.depth]
         starts[action] = begin
         free[rank] = end = begin + own
         ends[str(action)] = (end, rank)
+        first = action.stage - action.stage % schedule.depth
         neighbour = action.stage + {"F": 1, "I": -1, "B": -1}.get(action.kind, schedule.stages)
-        if 0 <= neighbour < schedule.stages and schedule.placement[neighbour] != rank:
+        if first <= neighbour < first + schedule.depth and schedule.placement[neighbour] != rank:
             to = schedule.placement[neighbour]
             latency, transfer = costs.send, costs.transfer
             for link in costs.links:
@@ -156,6 +157,17 @@ def test_what_a_rank_holds(name):
             assert pair in pairs
         assert found.peak_activations[rank] == pytest.approx(max(held) / schedule.chunks)
         assert found.peak_weight_stash[rank] == pytest.approx(max(stashed) / schedule.chunks)
+
+
+def test_two_pipelines():
+    schedule = from_csv("0F0,3F1,0B0,3B1\n1F0,2F1,1B0,2B1")
+    assert schedule.pipelines == 2
+    costs = Costs(F=(1, 2), I=(2, 1.5), send=0.5, transfer=0.25)
+    found = simulate(schedule, costs, "asynchronous")
+    starts, sent, makespan = events(schedule, costs)
+    assert (found.start, found.arrival, found.makespan) == (starts, sent, makespan)
+    assert found.peak_activations == (2, 2)
+    assert found.work == (1 + 2 + 3 + 2.5, 2 + 1 + 2.5 + 3)
 
 
 def test_messages_queue_on_a_link():
