@@ -27,7 +27,7 @@ def read_costs(text: str, option: str) -> Costs:
         return Costs.from_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(
-            f"{option}={text} cannot be read: {error.strerror}; give the path of a cost file, or times as in F=1,I=1,W=1"
+            f"{option}={text} cannot be read: {error.strerror}; give a cost file, or times as in F=1,I=1,W=1"
         ) from None
     except UnicodeDecodeError:
         raise ConfigError(f"{option}={text} is not text; give the path of a JSON file") from None

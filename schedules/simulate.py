@@ -22,7 +22,7 @@ class Timeline:
     """A schedule in time; the unit is that of the costs.
 
     What a rank holds is counted in microbatches' activations of 1/P of the model, so that families with different
-    numbers of stages compare: a (stage, microbatch) pair counts P/S where a microbatch goes through S stages on P ranks.
+    numbers of stages compare: a (stage, microbatch) pair counts P/S if a microbatch goes through S stages on P ranks.
 
     Attributes:
         start: when each action begins.
@@ -100,7 +100,8 @@ _Found = tuple[dict[Action, float], dict[Action, float], float]  # start, arriva
 
 def _times(schedule: Schedule, costs: Costs) -> _Times:
     kinds = {action.kind for action in schedule}
-    return {(stage, kind): costs.time(kind, stage % schedule.depth) for stage in range(schedule.stages) for kind in kinds}
+    stages = range(schedule.stages)
+    return {(stage, kind): costs.time(kind, stage % schedule.depth) for stage in stages for kind in kinds}
 
 
 _STEP = {Kind.F: 1, Kind.B: -1, Kind.I: -1}  # a result goes this many stages on; those of W and R stay

@@ -15,7 +15,6 @@ from schedules.families import make, names
 from schedules.simulate import simulate
 from schedules.ticks import timeline
 
-
 SIMULATE = ["schedule", "simulate", "1f1b", "--stages", "4", "--microbatches", "4"]
 
 

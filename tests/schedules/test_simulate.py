@@ -63,15 +63,16 @@ def events(schedule, costs):
                 ready.append((max([free[rank], *came]), rank))
         begin, rank = min(ready)
         action = queue[rank].pop(0)
+        place = action.stage % schedule.depth
         time = {kind: getattr(costs, kind) for kind in "FIWBR"}
-        time = {kind: value[action.stage % schedule.depth] if isinstance(value, tuple) else value for kind, value in time.items()}
+        time = {kind: value[place] if isinstance(value, tuple) else value for kind, value in time.items()}
         own = time["I"] + time["W"] if action.kind == "B" and costs.B is None else time[action.kind]
         if costs.stages:
-            own *= costs.stages[action.stage % schedule.depth]
+            own *= costs.stages[place]
         starts[action] = begin
         free[rank] = end = begin + own
         ends[str(action)] = (end, rank)
-        first = action.stage - action.stage % schedule.depth
+        first = action.stage - place
         neighbour = action.stage + {"F": 1, "I": -1, "B": -1}.get(action.kind, schedule.stages)
         if first <= neighbour < first + schedule.depth and schedule.placement[neighbour] != rank:
             to = schedule.placement[neighbour]
