@@ -13,6 +13,7 @@ from typing import Any
 
 from meshsys.arguments import command, number
 from meshsys.errors import ConfigError
+from meshsys.search_command import add_search_command
 from schedules.actions import Schedule, ScheduleError, split_backward
 
 __all__ = ["add_schedule_commands"]
@@ -20,8 +21,8 @@ __all__ = ["add_schedule_commands"]
 
 def add_schedule_commands(commands: Any) -> None:
     """Adds `schedule` and what follows it to the parser's commands."""
-    schedule = commands.add_parser("schedule", help="list, show or simulate pipeline schedules", allow_abbrev=False)
-    views = schedule.add_subparsers(metavar="list|show|simulate", required=True)
+    schedule = commands.add_parser("schedule", help="list, show, simulate or search schedules", allow_abbrev=False)
+    views = schedule.add_subparsers(metavar="list|show|simulate|search", required=True)
     command(views, "list", _schedule_list, "the schedules that have a name")
 
     show = command(views, "show", _schedule_show, "one schedule, tick by tick")
@@ -32,6 +33,8 @@ def add_schedule_commands(commands: Any) -> None:
     _add_schedule(simulation)
     add_costs(simulation)
     simulation.add_argument("--json", action="store_true", help="as JSON")
+
+    add_search_command(views, add_costs)
 
 
 def _add_schedule(parser: argparse.ArgumentParser) -> None:

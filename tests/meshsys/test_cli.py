@@ -37,7 +37,7 @@ def fails(capsys, *argv: str) -> str:
         (["train", "a.yaml", "--fast"], "unrecognized: --fast"),
         (["train", "nowhere.yaml"], "nowhere.yaml does not exist"),
         (["plan", "nowhere.yaml", "--json", "train.steps=5"], "nowhere.yaml does not exist"),
-        (["schedule"], "list|show|simulate"),
+        (["schedule"], "list|show|simulate|search"),
         (["schedule", "shw"], "did you mean show?"),
         (["schedule", "show", "1f1p", "--stages", "4", "--microbatches", "4"], "'1f1b'"),
         (["schedule", "show", "1f1b", "--stages", "4"], "--microbatches is missing"),

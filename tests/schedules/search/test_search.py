@@ -1,0 +1,123 @@
+"""Searched schedules: against all there are where these can be counted, and their promises elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from schedules.actions import ScheduleError
+from schedules.costs import Costs, Link
+from schedules.families import make
+from schedules.search import Question, lower_bound, search
+from schedules.simulate import simulate
+from schedules.validate import live, validate
+from tests.oracles.all_schedules import shortest
+
+UNEVEN = Costs(F=1, I=1.3, W=0.7)
+BY_STAGE = Costs(F=(1, 1.5), I=(1.3, 2), W=(0.7, 0.4))
+
+
+@pytest.mark.parametrize("cap", [1, 2, 3])
+@pytest.mark.parametrize("timing", ["lockstep", "asynchronous"])
+@pytest.mark.parametrize(
+    ("ranks", "microbatches", "costs"),
+    [
+        (2, 2, Costs()),
+        (2, 2, UNEVEN),
+        (2, 2, BY_STAGE),
+        (3, 2, Costs(F=1, I=1.3, W=0.7, send=0.25)),
+        (2, 2, Costs(F=2, I=1, W=0.5, links=(Link(0, 1, latency=0.5), Link(1, 0, latency=2)))),
+    ],
+)
+def test_nothing_is_shorter(ranks, microbatches, costs, timing, cap):
+    question = Question(ranks, microbatches, costs, cap, timing, seconds=0.1)
+    least = shortest(ranks, microbatches, costs, timing, cap)
+    answer = search(question)
+    assert answer.lower_bound <= least + 1e-9
+    assert answer.makespan == pytest.approx(least)
+
+
+@pytest.mark.parametrize("timing", ["lockstep", "asynchronous"])
+@pytest.mark.parametrize(
+    ("ranks", "microbatches", "chunks", "cap"),
+    [
+        (1, 3, 1, 1),
+        (4, 1, 1, 4),
+        (4, 6, 1, 1),
+        (4, 6, 1, 3),
+        (3, 5, 2, 1),
+        (3, 5, 2, 2.5),
+        (2, 4, 3, 2),
+        (4, 9, 1, 100),
+    ],
+)
+def test_an_answer_is_a_schedule_within_the_cap(ranks, microbatches, chunks, cap, timing):
+    answer = search(Question(ranks, microbatches, UNEVEN, cap, timing, chunks, seconds=0.1))
+    validate(answer.schedule, microbatches=microbatches)
+    assert (answer.schedule.ranks, answer.schedule.chunks) == (ranks, chunks)
+    assert max(live(answer.schedule)) <= cap * chunks
+    assert answer.makespan == simulate(answer.schedule, UNEVEN, timing).makespan
+    assert answer.lower_bound <= answer.makespan + 1e-9
+    assert answer.optimal == (answer.makespan <= answer.lower_bound + 1e-9)
+
+
+def test_never_worse_than_a_family():
+    costs = Costs(send=0.5)
+    for timing in ("lockstep", "asynchronous"):
+        family = simulate(make("zb_h1", ranks=4, microbatches=8), costs, timing).makespan
+        assert search(Question(4, 8, costs, 4, timing, seconds=0.01)).makespan <= family
+
+
+def test_the_same_question_has_the_same_answer():
+    question = Question(4, 8, UNEVEN, 4, seconds=0.3, seed=3)
+    assert search(question).schedule == search(question).schedule
+
+
+@pytest.mark.parametrize("cap", [4, 8])
+def test_uneven_costs_in_lock_step(cap):
+    """Like actions meet: the families, made for equal costs, take far longer."""
+    answer = search(Question(4, 16, UNEVEN, cap, seconds=2))
+    family = simulate(make("zb_h1", ranks=4, microbatches=16), UNEVEN).makespan
+    assert answer.makespan < family - 3
+
+
+@pytest.mark.parametrize(
+    ("cap", "timing", "bound"),
+    [
+        # Work 96 after 7 forwards.
+        (8, "asynchronous", 105.1),  # rank 0 waits for 8 forwards and 7 input gradients with 8 forwards of its own
+        (16, "asynchronous", 103.0),
+        # 103 ticks of 0.7 or more, 7 + 64 + 7 of 1.0 or more (an input gradient is last), 7 + 32 of 1.3.
+        (16, "lockstep", 0.7 * 103 + 0.3 * 78 + 0.3 * 39),
+    ],
+)
+def test_lower_bounds_counted_by_hand(cap, timing, bound):
+    assert lower_bound(Question(8, 32, UNEVEN, cap, timing)) == pytest.approx(bound)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("cap", "target"), [(16, 110.0), (8, 117.2)])
+def test_eight_ranks(cap, target):
+    answer = search(Question(8, 32, UNEVEN, cap, seconds=10))
+    assert answer.makespan <= target
+    assert max(answer.timeline.peak_activations) <= cap
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ranks": 0}, "ranks=0 is too small"),
+        ({"microbatches": 0}, "microbatches=0 is too small"),
+        ({"chunks": 0}, "chunks=0 is too small"),
+        ({"ranks": 1000}, "ranks=1000 is too large"),
+        ({"microbatches": 100_000}, "microbatches=100000 is too large"),
+        ({"memory_cap": 0.5}, "memory_cap=0.5 is below"),
+        ({"memory_cap": float("nan")}, "memory_cap=nan"),
+        ({"timing": "free"}, "timing='free' is unknown"),
+        ({"seconds": 0}, "seconds=0"),
+        ({"costs": Costs(F=(1.0, 2.0))}, "given for 2 stages"),
+    ],
+)
+def test_questions_without_an_answer(change, message):
+    with pytest.raises(ScheduleError, match=message) as caught:
+        Question(**({"ranks": 4, "microbatches": 4} | change))
+    assert "\n" not in str(caught.value)
