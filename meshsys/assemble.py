@@ -145,7 +145,11 @@ def _make(config: Config) -> Schedule:
     families.describe(pipeline.schedule)
     try:
         return families.make(
-            pipeline.schedule, ranks=config.mesh.axes.pipe, microbatches=pipeline.microbatches, chunks=pipeline.chunks
+            pipeline.schedule,
+            ranks=config.mesh.axes.pipe,
+            microbatches=pipeline.microbatches,
+            chunks=pipeline.chunks,
+            group=pipeline.group,
         )
     except ScheduleError as error:
         option, _, rest = str(error).partition("=")  # it begins with the number that the family cannot have
@@ -154,6 +158,8 @@ def _make(config: Config) -> Schedule:
 
 def _read_csv(config: Config) -> Schedule:
     said = f"pipeline.schedule={config.pipeline.schedule}"
+    if config.pipeline.group is not None:
+        raise ConfigError(f"pipeline.group={config.pipeline.group}, but the order of {said} is given; leave it out")
     path = Path(os.path.expanduser(config.pipeline.schedule.removeprefix("csv:")))
     try:
         return from_csv(path.read_text(encoding="utf-8"), path.name)

@@ -160,7 +160,8 @@ class PipelineConfig(_Section):
     Attributes:
         schedule: a family's name (`meshsys schedule list`), or `csv:PATH`.
         microbatches: parts of each data-parallel share of the batch, run one after another.
-        chunks: stages on a rank; null means the family's own (1, or 2 for interleaved_1f1b).
+        chunks: stages on a rank; null means the family's own.
+        group: microbatches in a group, for kfkb; null means the family's own.
         remat: what a forward keeps for its backward: `none` (recompute nothing), `full` (recompute all), `dots`,
             `names:a,b` (keep only these), or `offload:a,b` (keep these in host memory).
         split_backward: run input and weight gradients as two actions, I and W; null means yes except under
@@ -171,6 +172,7 @@ class PipelineConfig(_Section):
     schedule: Text = "1f1b"
     microbatches: Count = 1
     chunks: Count | None = None
+    group: Count | None = None
     remat: str = "none"
     split_backward: bool | None = None
     fsdp_gather: Literal["step", "tick"] = "step"

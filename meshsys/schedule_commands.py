@@ -45,6 +45,7 @@ def _add_schedule(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chunks", metavar="V", type=number(int, 1), help="stages a rank (default: the schedule's own)"
     )
+    parser.add_argument("--group", metavar="K", type=number(int, 1), help="microbatches in a group, for kfkb")
     parser.add_argument("--split", action="store_true", help="cut full backwards B into I and W, as training does")
 
 
@@ -126,7 +127,9 @@ def _make_schedule(args: argparse.Namespace) -> Schedule:
     for option in ("stages", "microbatches"):
         if getattr(args, option) is None:
             raise ConfigError(f"--{option} is missing; say how many, as in --{option} 4")
-    schedule = families.make(args.name, ranks=args.stages, microbatches=args.microbatches, chunks=args.chunks)
+    schedule = families.make(
+        args.name, ranks=args.stages, microbatches=args.microbatches, chunks=args.chunks, group=args.group
+    )
     validate(schedule)
     return schedule
 
@@ -145,6 +148,8 @@ def _read_schedule(args: argparse.Namespace) -> Schedule:
         raise ConfigError(f"{args.name} is not text; give the path of a CSV file") from None
     except ScheduleError as error:
         raise ScheduleError(f"{args.name}: {error}") from None
+    if args.group is not None:
+        raise ConfigError(f"--group={args.group}, but the order of {args.name} is given; leave the option out")
     held = {"stages": schedule.ranks, "microbatches": schedule.microbatches, "chunks": schedule.chunks}
     for option, count in held.items():
         if getattr(args, option) not in (None, count):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from schedules.actions import Action, Kind, Schedule
 
-__all__ = ["zb_h1"]
+__all__ = ["zb_h1", "zb_h2"]
 
 
 def zb_h1(ranks: int, microbatches: int) -> Schedule:
@@ -18,16 +18,30 @@ def zb_h1(ranks: int, microbatches: int) -> Schedule:
     With F, I and W of one unit this takes `max(3 M + P - 1, 2 M + 2 P - 1)` ticks, the least
     that this many activations allow.
     """
+    return _put_off("zb_h1", [ranks - rank for rank in range(ranks)], microbatches)
+
+
+def zb_h2(ranks: int, microbatches: int) -> Schedule:
+    """ZB-H2: forwards also fill the time until the first gradient comes, for twice the activations.
+
+    Rank r runs `2 (ranks - r) - 1` forwards before its first input gradient and puts its weight gradients off by r
+    microbatches. It holds at most `2 ranks - 1` activations. With `M >= 2 P - 1` and F, I and W of one unit this takes
+    `3 M + P - 1` ticks, and the last rank, which begins last, never waits.
+    """
+    return _put_off("zb_h2", [2 * (ranks - rank) - 1 for rank in range(ranks)], microbatches)
+
+
+def _put_off(name: str, ahead: list[int], microbatches: int) -> Schedule:
+    """Rank r runs `ahead[r]` forwards, then I, W of r microbatches before, and F in turn."""
     rows = []
-    for rank in range(ranks):
-        ahead = min(ranks - rank, microbatches)
-        row = [Action(rank, Kind.F, m) for m in range(ahead)]
+    for rank, count in enumerate(ahead):
+        row = [Action(rank, Kind.F, m) for m in range(min(count, microbatches))]
         for m in range(microbatches):
             row.append(Action(rank, Kind.I, m))
             if m >= rank:
                 row.append(Action(rank, Kind.W, m - rank))
-            if m + ahead < microbatches:
-                row.append(Action(rank, Kind.F, m + ahead))
+            if m + count < microbatches:
+                row.append(Action(rank, Kind.F, m + count))
         row += [Action(rank, Kind.W, m) for m in range(max(microbatches - rank, 0), microbatches)]
         rows.append(tuple(row))
-    return Schedule("zb_h1", tuple(rows), tuple(range(ranks)))
+    return Schedule(name, tuple(rows), tuple(range(len(ahead))))

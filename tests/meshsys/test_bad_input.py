@@ -302,6 +302,12 @@ BAD_OPTIONS: dict[str, tuple[list[str], str]] = {
         ["pipeline.schedule=gpipe", "pipeline.chunks=3"],
         "pipeline.chunks=3: gpipe has one stage a rank",
     ),
+    "chunks of zbv": (["pipeline.schedule=zbv", "pipeline.chunks=1"], "pipeline.chunks=1: zbv has 2 stages a rank;"),
+    "group": (["pipeline.group=2"], "pipeline.group=2: 1f1b takes no group; leave it out, or use kfkb"),
+    "group of csv": (
+        ["mesh.topology=2", "mesh.axes.pipe=2", "pipeline={microbatches: 2, group: 2, schedule: 'csv:two.csv'}"],
+        "pipeline.group=2, but the order of pipeline.schedule=csv:two.csv is given; leave it out",
+    ),
     "chunks of csv": (
         ["mesh.topology=2", "mesh.axes.pipe=2", "pipeline={microbatches: 2, chunks: 2, schedule: 'csv:two.csv'}"],
         "pipeline.chunks=2, but pipeline.schedule=csv:two.csv is made for 1; set pipeline.chunks=1",

@@ -158,6 +158,17 @@ def test_schedule_simulate_reads_a_cost_file(capsys, tmp_path):
     assert f"--costs={path} is not text" in fails(capsys, *SIMULATE, "--costs", str(path))
 
 
+def test_schedule_show_group(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("COLUMNS", "200")
+    options = ["--stages", "1", "--microbatches", "4", "--group", "4"]
+    assert main(["schedule", "show", "kfkb", *options]) == 0
+    assert "F0 F1 F2 F3 B0" in capsys.readouterr().out
+    assert "group=4: 1f1b takes no group" in fails(capsys, "schedule", "show", "1f1b", *options)
+    path = tmp_path / "schedule.csv"
+    path.write_text("0F0,0B0\n")
+    assert "--group=4, but the order of" in fails(capsys, "schedule", "show", f"csv:{path}", "--group", "4")
+
+
 def test_broken_csv_names_the_file(capsys, tmp_path):
     path = tmp_path / "bad.csv"
     path.write_text("0F0,0X0\n")

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from schedules.actions import Kind, ScheduleError, split_backward
+from schedules.costs import Costs
 from schedules.families import describe, make, names
+from schedules.simulate import simulate
 from schedules.ticks import assign_ticks
 from schedules.validate import live, validate
 
@@ -26,11 +31,23 @@ def test_any_number_of_microbatches(name):
 
 
 @pytest.mark.parametrize("chunks", [2, 3, 4])
-def test_interleaved_with_any_number_of_microbatches(chunks):
+@pytest.mark.parametrize("name", ["interleaved_1f1b", "looped_bfs"])
+def test_any_number_of_chunks(name, chunks):
     for ranks, microbatches in SIZES:
-        schedule = make("interleaved_1f1b", ranks=ranks, microbatches=microbatches, chunks=chunks)
+        schedule = make(name, ranks=ranks, microbatches=microbatches, chunks=chunks)
         validate(split_backward(schedule), microbatches=microbatches)
-        assert schedule.placement == tuple(stage % ranks for stage in range(ranks * chunks))
+        assert (schedule.ranks, schedule.chunks) == (ranks, chunks)
+
+
+@pytest.mark.parametrize("name", names())
+def test_placement(name):
+    placements = {
+        "line": {1: (0,), 3: (0, 1, 2)},
+        "loop": {1: (0, 0), 3: (0, 1, 2, 0, 1, 2)},
+        "v": {1: (0, 0), 3: (0, 1, 2, 2, 1, 0)},
+    }
+    for ranks, placement in placements[describe(name).placement].items():
+        assert make(name, ranks=ranks, microbatches=2).placement == placement
 
 
 def test_gpipe_holds_everything():
@@ -46,6 +63,43 @@ def test_1f1b_holds_fewer_further_down():
         assert count_ticks(schedule) == 3 * microbatches + 2 * ranks - 2
 
 
+def test_looped_bfs_takes_chunk_after_chunk():
+    schedule = make("looped_bfs", ranks=2, microbatches=3, chunks=2)
+    assert " ".join(map(str, schedule.actions[1])) == "1F0 1F1 1F2 3F0 3F1 3F2 3B0 3B1 3B2 1B0 1B1 1B2"
+    for ranks, microbatches in SIZES:
+        if microbatches >= ranks:
+            for chunks in (1, 2, 3):
+                schedule = make("looped_bfs", ranks=ranks, microbatches=microbatches, chunks=chunks)
+                assert count_ticks(schedule) == 3 * chunks * microbatches + 2 * (ranks - 1)
+                assert set(live(schedule)) == {chunks * microbatches}
+
+
+def test_eager_1f1b_runs_twice_as_far_ahead():
+    for ranks, microbatches in SIZES:
+        schedule = make("eager_1f1b", ranks=ranks, microbatches=microbatches)
+        assert live(schedule) == tuple(min(2 * (ranks - rank) - 1, microbatches) for rank in range(ranks))
+
+
+def test_kfkb_is_1f1b_of_groups():
+    schedule = make("kfkb", ranks=2, microbatches=7, group=3)  # of 3, 2 and 2
+    assert " ".join(map(str, schedule.actions[0])) == "0F0 0F1 0F2 0F3 0F4 0B0 0B1 0B2 0F5 0F6 0B3 0B4 0B5 0B6"
+    assert make("kfkb", ranks=2, microbatches=7).actions == make("kfkb", ranks=2, microbatches=7, group=2).actions
+    for ranks, microbatches in SIZES:
+        sizes = {"ranks": ranks, "microbatches": microbatches}
+        assert make("kfkb", group=1, **sizes).actions == make("1f1b", **sizes).actions
+        assert make("kfkb", group=99, **sizes).actions == make("gpipe", **sizes).actions
+        held = live(make("kfkb", group=3, **sizes))
+        assert max(held) <= 3 * max(live(make("1f1b", **sizes)))
+
+
+def test_kfkb_hides_transfers():
+    # A transfer as long as a forward, and ranks that run freely: Ada-Grouper's case.
+    costs = Costs(F=1, B=2, send=1)
+    for group, makespan in ((1, 185), (2, 131)):
+        schedule = make("kfkb", ranks=8, microbatches=32, group=group)
+        assert simulate(schedule, costs, "asynchronous").makespan == makespan
+
+
 def test_zb_h1_is_as_fast_as_1f1b_activations_allow():
     for ranks, microbatches in SIZES:
         schedule = make("zb_h1", ranks=ranks, microbatches=microbatches)
@@ -58,6 +112,57 @@ def test_zb_h1_leaves_few_weight_gradients_pending():
         for rank, row in enumerate(make("zb_h1", ranks=ranks, microbatches=microbatches).actions):
             pending = [sum((a.kind is Kind.I) - (a.kind is Kind.W) for a in row[:end]) for end in range(len(row))]
             assert max(pending) <= rank + 1
+
+
+def test_zb_h2_never_lets_the_last_rank_wait():
+    for ranks, microbatches in SIZES:
+        schedule = make("zb_h2", ranks=ranks, microbatches=microbatches)
+        assert max(live(schedule)) <= 2 * ranks - 1
+        if microbatches >= 2 * ranks - 1:
+            assert count_ticks(schedule) == 3 * microbatches + ranks - 1
+
+
+def test_zbv_has_hardly_a_bubble():
+    for ranks, microbatches in SIZES:
+        schedule = make("zbv", ranks=ranks, microbatches=microbatches)
+        assert max(live(schedule)) <= max(2 * ranks, 2)
+        # The last rank waits ranks - 1 ticks, then has 6 actions a microbatch; one microbatch alone takes 4 ranks + 1.
+        least = max(6 * microbatches + ranks - 1, 4 * ranks + 1)
+        assert least <= count_ticks(schedule) <= least + 2 * ranks
+
+
+def deepseek(ranks, microbatches):
+    """The steps of DualPipe-V as its software names them; `B` is whole, `I` and `W` are its zero-bubble backward."""
+    rows = []
+    for rank in range(ranks):
+        steps = ["F0"] * (2 * (ranks - rank - 1))
+        steps += ["F0", "F1"] * (rank + 1)
+        steps += ["I1", "W", "F1"] * (ranks - rank - 1)
+        steps += ["F0", "B1", "F1", "B0"] * (microbatches - 2 * ranks + rank + 1)
+        steps += ["B1", "F1", "B0"] * (ranks - rank - 1)
+        last = ["B1", "B0"] * (rank + 1)
+        steps += last[: rank + 1] + [word.replace("B", "I") for word in last[rank + 1 :]]
+        steps += ["W", "I0"] * (ranks - rank - 1) + ["W"] * (rank + 1)
+        stage = {"0": rank, "1": 2 * ranks - 1 - rank}
+        count, pending, row = dict.fromkeys(("F0", "F1", "B0", "B1"), 0), [], []
+        for step in steps:
+            if step == "W":
+                row.append(pending.pop(0))
+                continue
+            key = step.replace("I", "B")
+            row.append(f"{stage[step[1]]}{step[0]}{count[key]}")
+            if step[0] == "I":
+                pending.append(f"{stage[step[1]]}W{count[key]}")
+            count[key] += 1
+        rows.append(row)
+    return rows
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), [(1, 2), (2, 4), (2, 7), (4, 8), (5, 13)])
+def test_dualpipe_v_is_deepseeks(ranks, microbatches):
+    schedule = make("dualpipe_v", ranks=ranks, microbatches=microbatches)
+    assert [[str(action) for action in row] for row in schedule.actions] == deepseek(ranks, microbatches)
+    assert max(live(schedule)) <= 2 * ranks + 1
 
 
 def test_zb_h1_at_size():
@@ -106,28 +211,51 @@ def test_interleaved_with_one_chunk_is_1f1b():
         assert make("interleaved_1f1b", chunks=1, **sizes) == make("1f1b", **sizes)
 
 
-@pytest.mark.parametrize(("name", "ticks"), [("gpipe", 110), ("1f1b", 110), ("interleaved_1f1b", 206), ("zb_h1", 103)])
-def test_ticks_of_8_ranks_and_32_microbatches(name, ticks):
-    assert count_ticks(make(name, ranks=8, microbatches=32)) == ticks
+# Chunks are half as long where there are two, so their ticks are to be halved.
+@pytest.mark.parametrize(
+    ("name", "ticks", "activations"),
+    [
+        ("gpipe", 110, 32),
+        ("looped_bfs", 206, 64),
+        ("1f1b", 110, 8),
+        ("eager_1f1b", 110, 15),
+        ("kfkb", 110, 16),
+        ("interleaved_1f1b", 206, 23),
+        ("zb_h1", 103, 8),
+        ("zb_h2", 103, 15),
+        ("zbv", 199, 16),
+        ("dualpipe_v", 199, 17),
+    ],
+)
+def test_8_ranks_and_32_microbatches(name, ticks, activations):
+    schedule = make(name, ranks=8, microbatches=32)
+    assert count_ticks(schedule) == ticks
+    assert max(live(schedule)) == activations
 
 
 def test_registry():
-    assert names() == ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1")
     for name in names():
         family = describe(name)
         assert family.name == name
         assert "\n" not in family.summary and family.source
     assert (describe("interleaved_1f1b").chunks, describe("interleaved_1f1b").max_chunks) == (2, None)
     assert (describe("zb_h1").chunks, describe("zb_h1").max_chunks) == (1, 1)
+    options = {name: describe(name).options for name in names() if describe(name).options}
+    assert options == {"interleaved_1f1b": ("chunks",), "looped_bfs": ("chunks",), "kfkb": ("group",)}
 
 
 @pytest.mark.parametrize(
     ("name", "sizes", "words"),
     [
         ("zbh1", {}, "schedule 'zbh1' is unknown; did you mean 'zb_h1'"),
-        ("1F1B", {}, "use one of gpipe, 1f1b, interleaved_1f1b, zb_h1"),
+        ("1F1B", {}, "use one of gpipe, looped_bfs, 1f1b, .*zb_h1"),
         ("", {}, "use one of gpipe"),
-        ("1f1b", {"chunks": 2}, "chunks=2: 1f1b has one stage a rank; .* with chunks: interleaved_1f1b"),
+        ("1f1b", {"chunks": 2}, "chunks=2: 1f1b has one stage a rank; .* with chunks: looped_bfs, interleaved_1f1b"),
+        ("zbv", {"chunks": 1}, "chunks=1: zbv has 2 stages a rank; set chunks=2 or use a schedule with chunks: "),
+        ("zbv", {"chunks": 0}, "chunks=0 is too small"),
+        ("kfkb", {"group": 0}, "group=0 is too small for kfkb; use 1 or more"),
+        ("1f1b", {"group": 2}, "group=2: 1f1b takes no group; leave it out, or use kfkb"),
+        ("zb_h1", {"costs": Costs()}, "costs=.*: zb_h1 takes no costs; leave it out"),
         ("1f1b", {"chunks": 0}, "chunks=0 is too small for 1f1b; use 1 or more"),
         ("gpipe", {"microbatches": 0}, "microbatches=0"),
         ("gpipe", {"ranks": -1}, "ranks=-1"),
@@ -136,3 +264,9 @@ def test_registry():
 def test_refused(name, sizes, words):
     with pytest.raises(ScheduleError, match=words):
         make(name, **{"ranks": 2, "microbatches": 4} | sizes)
+
+
+def test_the_configuration_page_lists_every_family():
+    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    listed = dict(re.findall(r"^\| `(\w+)` \| [\w`, ]+ \| (.+) \|$", page, re.MULTILINE))
+    assert {name: listed.get(name) for name in names()} == {name: describe(name).summary for name in names()}

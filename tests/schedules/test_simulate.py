@@ -42,6 +42,7 @@ def test_unequal_parts_in_lockstep():
 def events(schedule, costs):
     """Starts, one by one, the action that can start first; returns the starts and the arrivals of results."""
     queue = [list(row) for row in schedule.actions]
+    words = {str(action) for action in schedule}
     free = [0.0] * schedule.ranks
     link_free: dict[tuple[int, int], float] = {}
     ends: dict[str, tuple[float, int]] = {}
@@ -57,7 +58,7 @@ def events(schedule, costs):
             if kind == "F" and stage % schedule.depth > 0:
                 waits.append(f"{stage - 1}F{m}")
             if kind in "IB" and stage % schedule.depth + 1 < schedule.depth:
-                waits.append(f"{stage + 1}{kind}{m}")
+                waits += words & {f"{stage + 1}I{m}", f"{stage + 1}B{m}"}
             if all(word in ends for word in waits):
                 came = [ends[word][0] if ends[word][1] == rank else arrivals[word, rank] for word in waits]
                 ready.append((max([free[rank], *came]), rank))
