@@ -1,4 +1,4 @@
-"""The backward of one block, cut into the input gradient I and the weight gradient W.
+"""The backward of one block, cut into recomputation R, input gradient I and weight gradient W.
 
 `jax.vjp` gives the forward and the backward of a block (a layer, the embedding, the head) as jaxprs.
 Both are inlined into one flat list of equations, which is then cut twice, each time where the fewest bytes cross:
@@ -7,14 +7,17 @@ Both are inlined into one flat list of equations, which is then cut twice, each 
 - between I and W: W gets the matmuls that only the parameters' gradients need, I gets the rest, and what
   W needs of it is the *stash* (or a residual that is kept until W).
 
+Recomputation is a part of I, or cut off as an action of its own (`apart`): R makes what the policy did not keep, and
+the values that cross to I and W are the *recomputed* ones.
+
 Only cheap equations (elementwise, rearrangements) may be repeated on the far side of a cut; a matmul runs
 once. So F + I + W has the FLOPs of one plain backward, where calling the VJP twice, once for each half,
 repeats the chain of input gradients. Values that depend on parameters and auxiliary inputs alone (a cast
 weight, a mask) never cross: every action has those inputs.
 
-What F keeps and I recomputes is JAX's own partial evaluation under the block's `jax.checkpoint` policy. The
+What F keeps and what is recomputed is JAX's own partial evaluation under the block's `jax.checkpoint` policy. The
 cut itself is the minimum vertex cut of rematerialising compilers (Chen et al. 2016; AOTAutograd's
-partitioner), here with two boundaries instead of one.
+partitioner), here with up to three boundaries instead of one.
 """
 
 from __future__ import annotations
@@ -61,12 +64,14 @@ class Crossing:
         name: the model's name for it (`jax.ad_checkpoint.checkpoint_name`), or what computed it.
         for_input: I reads it.
         for_weight: W reads it.
+        for_recompute: R reads it.
     """
 
     aval: Any
     name: str
     for_input: bool
     for_weight: bool
+    for_recompute: bool = False
 
     @property
     def bytes(self) -> int:
@@ -79,16 +84,19 @@ class Crossing:
 
 @dataclass(frozen=True)
 class SplitBlock:
-    """The three programs of a block; made by `split`.
+    """The programs of a block; made by `split`.
 
     Attributes:
-        residuals: what F leaves for I and W.
+        residuals: what F leaves for R, I and W.
+        recomputed: what R leaves for I and W; nothing unless it is apart.
         stash: what I leaves for W.
     """
 
     residuals: tuple[Crossing, ...]
+    recomputed: tuple[Crossing, ...]
     stash: tuple[Crossing, ...]
     _forward: _Program
+    _recompute: _Program
     _input: _Program
     _weight: _Program
     _output: Any
@@ -102,19 +110,33 @@ class SplitBlock:
         count = self._output.num_leaves
         return jax.tree.unflatten(self._output, out[:count]), out[count:]
 
+    def recompute(self, params: PyTree, aux: PyTree, residuals: Sequence[jax.Array | None]) -> list[jax.Array]:
+        """Returns the recomputed values. Here and below, values that the action does not read may be None."""
+        return self._recompute(params=params, aux=aux, residuals=residuals)
+
     def input_gradient(
-        self, params: PyTree, aux: PyTree, residuals: Sequence[jax.Array | None], dy: PyTree
+        self,
+        params: PyTree,
+        aux: PyTree,
+        residuals: Sequence[jax.Array | None],
+        dy: PyTree,
+        recomputed: Sequence[jax.Array | None] = (),
     ) -> tuple[PyTree, list[jax.Array]]:
-        """Returns the gradient of the input and the stash; residuals that only W reads may be None."""
-        out = self._input(params=params, aux=aux, residuals=residuals, dy=dy)
+        """Returns the gradient of the input and the stash."""
+        out = self._input(params=params, aux=aux, residuals=residuals, recomputed=recomputed, dy=dy)
         count = self._input_tree.num_leaves
         return jax.tree.unflatten(self._input_tree, out[:count]), out[count:]
 
     def weight_gradient(
-        self, params: PyTree, aux: PyTree, residuals: Sequence[jax.Array | None], stash: Sequence[jax.Array]
+        self,
+        params: PyTree,
+        aux: PyTree,
+        residuals: Sequence[jax.Array | None],
+        stash: Sequence[jax.Array],
+        recomputed: Sequence[jax.Array | None] = (),
     ) -> PyTree:
         """Returns the gradient of the parameters, None for one that the block does not use."""
-        out = iter(self._weight(params=params, aux=aux, residuals=residuals, stash=stash))
+        out = iter(self._weight(params=params, aux=aux, residuals=residuals, recomputed=recomputed, stash=stash))
         return jax.tree.unflatten(self._weight_tree, [next(out) if used else None for used in self._weight_used])
 
 
@@ -130,14 +152,16 @@ class _Program:
     def __call__(self, **values: PyTree) -> list[jax.Array]:
         env = dict(self.constants)
         for group, variables in self.inputs.items():
-            # Residuals that this program does not read may be None, which is no leaf of a pytree.
-            leaves = values[group] if group == "residuals" else jax.tree.leaves(values[group])
+            # A value that this program does not read may be None, which is no leaf of a pytree.
+            leaves = values[group] if group in ("residuals", "recomputed") else jax.tree.leaves(values[group])
             env.update(zip(variables, leaves, strict=True))
         _run(self.equations, env)
         return [_read(atom, env) for atom in self.outputs]
 
 
-def split(block: Callable, params: PyTree, x: PyTree, aux: PyTree, *, policy: Callable | None | str) -> SplitBlock:
+def split(
+    block: Callable, params: PyTree, x: PyTree, aux: PyTree, *, policy: Callable | None | str, apart: bool = False
+) -> SplitBlock:
     """Cuts a block's backward.
 
     Args:
@@ -146,6 +170,7 @@ def split(block: Callable, params: PyTree, x: PyTree, aux: PyTree, *, policy: Ca
         params, x, aux: arrays or `jax.ShapeDtypeStruct`s.
         policy: "none" keeps every residual, None recomputes everything (`jax.checkpoint`'s default),
             otherwise a `jax.checkpoint` policy.
+        apart: cut off R from I and W.
     """
     params, x, aux = jax.tree.map(_abstract, (params, x, aux))
     function = block if isinstance(policy, str) else jax.checkpoint(block, policy=policy)
@@ -172,6 +197,7 @@ def split(block: Callable, params: PyTree, x: PyTree, aux: PyTree, *, policy: Ca
         **dict(zip(("params", "x", "aux", "dy"), inputs, strict=True)),
         **dict(zip(("y", "leaves", "dx", "dparams"), outputs, strict=True)),
         trees=tuple(jax.tree.structure(part) for part in (y, x, params)),
+        apart=apart,
     )
 
 
@@ -188,6 +214,7 @@ def _cut(
     dx: tuple,
     dparams: tuple,
     trees: tuple,
+    apart: bool,
 ) -> SplitBlock:
     """`params`, `x`, `aux`, `dy` are input variables; `y`, `leaves` (of the VJP), `dx`, `dparams` are outputs."""
     known = graph.descendants_only([*params, *aux, *constants])
@@ -203,6 +230,18 @@ def _cut(
         graph.reads(backward, dx, dparams) & made_by_forward - known, known=known, repeatable=graph.among(_CHEAP)
     )
 
+    # R runs what depends on no cotangent.
+    left = residuals
+    if apart:
+        after = {index for index in backward if graph.outputs({index}) & from_dy}
+        left = graph.minimum_cut(
+            graph.reads(after, dx, dparams) - from_dy - known,
+            known=known,
+            repeatable=graph.among(_CHEAP),
+            fixed=residuals,
+        )
+    recomputed = [v for v in left if v not in residuals]
+
     # W runs the heavy equations that only parameters need, and whatever follows from them.
     for_weight = graph.ancestors(dparams) - forward - graph.ancestors(dx)
     from_dy_only = {index for index in for_weight if graph.outputs({index}) & from_dy}
@@ -212,9 +251,9 @@ def _cut(
         graph.reads(weight, dparams) - graph.outputs(weight) - known,
         known=known,
         repeatable=(graph.among(_CHEAP) | from_dy_only) - weight,
-        fixed=residuals,
+        fixed=[*residuals, *left],
     )
-    stash = [v for v in crossing if v not in residuals]
+    stash = [v for v in crossing if v not in residuals and v not in left]
 
     def program(inputs: dict[str, tuple[Any, ...]], outputs: Sequence[Any]) -> _Program:
         given = {v for group in inputs.values() for v in group}
@@ -222,14 +261,25 @@ def _cut(
         return _Program(inputs, tuple(graph.equations[index] for index in sorted(equations)), tuple(outputs), constants)
 
     inputs = {"params": params, "aux": aux}
-    input_program = program(inputs | {"residuals": tuple(residuals), "dy": dy}, [*dx, *stash])
-    for_input = graph.reads(graph.ancestors([*dx, *stash], stop=set(residuals)), dx, stash)
+    kept = inputs | {"residuals": tuple(residuals)}
+    again = kept | {"recomputed": tuple(recomputed)}
+    stop = {*residuals, *recomputed}
+    for_input = graph.reads(graph.ancestors([*dx, *stash], stop=stop), dx, stash)
+    for_recompute = graph.reads(graph.ancestors(recomputed, stop=residuals))
+
+    def crossings(variables: Sequence[Any]) -> tuple[Crossing, ...]:
+        return tuple(
+            Crossing(v.aval, graph.name(v), v in for_input, v in crossing, v in for_recompute) for v in variables
+        )
+
     return SplitBlock(
-        residuals=tuple(Crossing(v.aval, graph.name(v), v in for_input, v in crossing) for v in residuals),
+        residuals=crossings(residuals),
+        recomputed=crossings(recomputed),
         stash=tuple(Crossing(v.aval, graph.name(v), False, True) for v in stash),
         _forward=program(inputs | {"x": x}, [*y, *residuals]),
-        _input=input_program,
-        _weight=program(inputs | {"residuals": tuple(residuals), "stash": tuple(stash)}, dparams),
+        _recompute=program(kept, recomputed),
+        _input=program(again | {"dy": dy}, [*dx, *stash]),
+        _weight=program(again | {"stash": tuple(stash)}, dparams),
         _output=trees[0],
         _input_tree=trees[1],
         _weight_tree=trees[2],

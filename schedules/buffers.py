@@ -16,14 +16,17 @@ from schedules.actions import Kind
 from schedules.backward import Crossing, SplitBlock
 from schedules.slots import Lifetime, TickTable
 
-__all__ = ["LIFETIMES", "Buffers", "LifetimeKey", "blank", "get", "put"]
+__all__ = ["LIFETIMES", "RECOMPUTE_LIFETIMES", "Buffers", "LifetimeKey", "blank", "get", "put"]
 
 PyTree = Any
 LifetimeKey = tuple[str, Kind, Kind]
-"""A block's name ("first", "layer" or "last"), the action that leaves a value, and the last that reads it."""
+"""A block's name ("first", "last", or that of a kind of layer), the action that leaves a value, the last that reads it."""
 
 LIFETIMES = ((Kind.F, Kind.I), (Kind.F, Kind.W), (Kind.I, Kind.W))
 """Residuals that I ends, residuals that W ends, stash."""
+
+RECOMPUTE_LIFETIMES = ((Kind.F, Kind.R), (Kind.R, Kind.I), (Kind.R, Kind.W))
+"""With R apart also residuals that R ends, and recomputed values that I ends or W ends."""
 
 
 class Buffers:
@@ -56,7 +59,7 @@ class Buffers:
             block, start, _ = key
             count = self._table.counts[lifetime]
             avals = [self._leaves(block, start)[i].aval for i in self._waiting(key)]
-            if block != "layer":
+            if block in ("first", "last"):
                 buffers[key] = [blank((count, *aval.shape), aval, self._empty) for aval in avals]
             elif self._unroll:
                 buffers[key] = [
@@ -67,7 +70,7 @@ class Buffers:
         return buffers
 
     def write(self, state: dict, row: dict, block: str, start: Kind, values: Sequence[Any], j: Any = None) -> None:
-        """Puts what F (residuals) or I (stash) leaves into its slots; j is the layer place."""
+        """Puts what F (residuals), R (recomputed) or I (stash) leaves into its slots; j is the layer place."""
         for key, slot in zip(self._lifetimes, row["slots"], strict=True):
             if key[:2] == (block, start):
                 pairs = zip(state["buffers"][key], self._waiting(key), strict=True)
@@ -76,7 +79,7 @@ class Buffers:
     def read(
         self, state: dict, row: dict, block: str, start: Kind, reader: Kind, j: Any = None
     ) -> tuple[list[Any], list[tuple]]:
-        """What the reader (I or W) takes of what F or I left, None for what it does not read; and where it was."""
+        """What the reader (R, I or W) takes of what F, R or I left, None for what it does not read; where it was."""
         leaves = self._leaves(block, start)
         values: list[Any] = [None] * len(leaves)
         places = []
@@ -84,7 +87,7 @@ class Buffers:
             if key[:2] != (block, start):
                 continue
             for position, i in enumerate(self._waiting(key)):
-                if leaves[i].for_input if reader is Kind.I else leaves[i].for_weight:
+                if _reads(leaves[i], reader):
                     values[i] = get(state["buffers"][key][position], slot, j)
                     places.append((key, position, j))
         return values, places
@@ -108,13 +111,21 @@ class Buffers:
         return outputs
 
     def _leaves(self, block: str, start: Kind) -> tuple[Crossing, ...]:
-        return self._blocks[block].residuals if start is Kind.F else self._blocks[block].stash
+        split = self._blocks[block]
+        return {Kind.F: split.residuals, Kind.R: split.recomputed, Kind.I: split.stash}[start]
 
     def _waiting(self, key: LifetimeKey) -> list[int]:
         """Which of the values that the first action leaves have this lifetime."""
         block, start, end = key
         leaves = enumerate(self._leaves(block, start))
-        return [i for i, leaf in leaves if (Kind.W if leaf.for_weight else Kind.I) is end]
+        return [i for i, leaf in leaves if next(kind for kind in _LAST_FIRST if _reads(leaf, kind)) is end]
+
+
+_LAST_FIRST = (Kind.W, Kind.I, Kind.R)
+
+
+def _reads(leaf: Crossing, reader: Kind) -> bool:
+    return {Kind.R: leaf.for_recompute, Kind.I: leaf.for_input, Kind.W: leaf.for_weight}[reader]
 
 
 def blank(shape: tuple[int, ...], like: Any, empty: float) -> jax.Array:

@@ -26,8 +26,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from schedules.actions import Kind, Schedule
 from schedules.backward import SplitBlock, split
 from schedules.borrow import borrow, give_back
-from schedules.buffers import LIFETIMES, Buffers, blank, get, put
+from schedules.buffers import LIFETIMES, RECOMPUTE_LIFETIMES, Buffers, blank, get, put
 from schedules.collectives import gather, is_spec, manual_part, reduce_gradient, scatter, sum_over
+from schedules.recompute import recomputing_stages
 from schedules.remat import Remat
 from schedules.slots import Lifetime, TickTable, build_table
 from schedules.stages import StageLayout
@@ -64,15 +65,26 @@ class SplitModel(NamedTuple):
 
 
 def split_model(
-    model: PipelineModel, layer: PyTree, shared: PyTree, microbatch: PyTree, key: PyTree, remat: Remat
+    model: PipelineModel,
+    layer: PyTree,
+    shared: PyTree,
+    microbatch: PyTree,
+    key: PyTree,
+    remat: Remat,
+    *,
+    apart: bool = False,
 ) -> SplitModel:
-    """Cuts the backward of every block; arguments may be `jax.ShapeDtypeStruct`s. Remat applies to layers."""
+    """Cuts the backward of every block; arguments may be `jax.ShapeDtypeStruct`s. Remat applies to layers.
+
+    Args:
+        apart: recompute layers in an action of its own, R.
+    """
     context = jax.eval_shape(model.prepare, microbatch, key)
     x = jax.eval_shape(model.first, shared, context)
     number = jax.ShapeDtypeStruct((), jnp.int32)
     return SplitModel(
         split(lambda shared, _, context: model.first(shared, context), shared, (), context, policy="none"),
-        split(lambda p, x, aux: model.layer(p, x, *aux), layer, x, (context, number), policy=remat.policy),
+        split(lambda p, x, aux: model.layer(p, x, *aux), layer, x, (context, number), policy=remat.policy, apart=apart),
         split(model.last, shared, x, context, policy="none"),
         jax.ShapeDtypeStruct(x.shape, x.dtype),
     )
@@ -82,9 +94,10 @@ class Program:
     """One schedule for one number of layers; `value_and_grad` makes the function that runs it.
 
     Args:
-        schedule: validated; actions F, I, W and B.
+        schedule: validated. A stage that has R for its microbatches recomputes there, otherwise in I or B.
         layers: number of layers of the model.
-        remat: applied to every layer.
+        remat: applied to every layer, or one for each stage. A buffer is as large on every rank as the busiest one needs,
+            and each policy has its own.
         unroll: whether a stage's layers are separate code (faster, compiles longer) or a scan. By default
             they are unrolled up to 8 layers a rank.
         poison: fill buffers and the outputs of idle ticks with NaN, so that a value read from the wrong
@@ -95,31 +108,39 @@ class Program:
         self,
         schedule: Schedule,
         layers: int,
-        remat: Remat,
+        remat: Remat | Sequence[Remat],
         *,
         unroll: bool | None = None,
         poison: bool = False,
     ):
         self.layout = StageLayout.of(schedule, layers)
-        self.remat = remat
+        apart = recomputing_stages(schedule)
+        remats = [remat] * schedule.stages if isinstance(remat, Remat) else remat
+        ways = [(one, stage in apart) for stage, one in enumerate(remats)]
+        # Every way to treat a layer is a block of its own: "layer", "layer1", ...
+        self.ways = {f"layer{n or ''}": way for n, way in enumerate(dict.fromkeys(ways))}
+        self._block_of = [next(name for name, one in self.ways.items() if one == way) for way in ways]
         self._ranks, self._chunks, self._places = self.layout.numbers.shape
         self.unroll = self._chunks * self._places <= 8 if unroll is None else unroll
         self.empty = jnp.nan if poison else 0.0
         kinds = self.layout.kinds()
         self._with = {
             "first": frozenset(stage for stage, (has_first, _, _) in enumerate(kinds) if has_first),
-            "layer": frozenset(stage for stage, (_, count, _) in enumerate(kinds) if count),
+            **{
+                name: frozenset(s for s, (_, count, _) in enumerate(kinds) if count and self._block_of[s] == name)
+                for name in self.ways
+            },
             "last": frozenset(stage for stage, (_, _, has_last) in enumerate(kinds) if has_last),
         }
         self.lifetimes = {
             (block, start, end): Lifetime(stages, start, end)
             for block, stages in self._with.items()
-            for start, end in LIFETIMES
+            for start, end in (*LIFETIMES, *(RECOMPUTE_LIFETIMES if self._apart(block) else ()))
         }
         self.table = build_table(schedule, self.lifetimes.values())
         # A branch is an action for a kind of stage and, where code is specific to it, a chunk.
         chunks = self.layout.chunk_of if self.unroll else (0,) * len(kinds)
-        variant = [(kind, chunk) for kind, chunk in zip(kinds, chunks, strict=True)]
+        variant = list(zip(kinds, chunks, self._block_of, strict=True))
         wanted = {
             (int(action), variant[stage])
             for action, stage in zip(self.table.kind.reshape(-1), self.table.stage.reshape(-1), strict=True)
@@ -134,6 +155,9 @@ class Program:
             ],
             np.int32,
         )
+
+    def _apart(self, block: str) -> bool:
+        return block in self.ways and self.ways[block][1]
 
     def rows(self) -> dict[str, Any]:
         """The tick table as the arrays that the program scans over, [T, P] each; an input of the program."""
@@ -238,9 +262,15 @@ class _Run:
         if self.each_tick:
             layer = jax.eval_shape(lambda p: jax.tree.map(gather, p, self.layer_specs), layer)
         microbatch = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batch)
-        self.blocks = split_model(model, layer, self.shared, microbatch, key, program.remat)
-        named = {name: getattr(self.blocks, name) for name in ("first", "layer", "last")}
-        self.slots = Buffers(named, program.lifetimes, program.table, program._places, self.unroll, program.empty)
+        splits = {
+            name: split_model(model, layer, self.shared, microbatch, key, remat, apart=apart)
+            for name, (remat, apart) in program.ways.items()
+        }
+        any_split = splits["layer"]
+        self.x = any_split.x
+        self.blocks = {"first": any_split.first, "last": any_split.last}
+        self.blocks |= {name: split.layer for name, split in splits.items()}
+        self.slots = Buffers(self.blocks, program.lifetimes, program.table, program._places, self.unroll, program.empty)
         rank = jax.lax.axis_index("pipe")
         self.numbers = jnp.asarray(program.layout.numbers)[rank].reshape(-1)
 
@@ -300,10 +330,12 @@ class _Run:
     def _aux(self, context: PyTree, chunk: Any, j: Any) -> tuple[PyTree, jax.Array]:
         return context, self.numbers[chunk * self.program._places + j]
 
-    def _forward(self, stage: tuple, chunk: Any, row: dict, state: dict, context: PyTree) -> tuple[Any, dict]:
+    def _forward(
+        self, stage: tuple, chunk: Any, layer: str, row: dict, state: dict, context: PyTree
+    ) -> tuple[Any, dict]:
         has_first, count, has_last = stage
         if has_first:
-            x, residuals = self.blocks.first.forward(self.shared, (), context)
+            x, residuals = self.blocks["first"].forward(self.shared, (), context)
             self.slots.write(state, row, "first", Kind.F, residuals)
         else:
             x = self._receive(state, row)
@@ -311,20 +343,33 @@ class _Run:
         def body(j: Any, carry: tuple) -> tuple:
             x, buffers = carry
             inner = {"buffers": buffers}
-            x, residuals = self.blocks.layer.forward(self._params(chunk, j), x, self._aux(context, chunk, j))
-            self.slots.write(inner, row, "layer", Kind.F, residuals, j)
+            x, residuals = self.blocks[layer].forward(self._params(chunk, j), x, self._aux(context, chunk, j))
+            self.slots.write(inner, row, layer, Kind.F, residuals, j)
             return x, inner["buffers"]
 
         x, state["buffers"] = self._loop(count, body, (x, state["buffers"]))
         if not has_last:
             return x, state
-        loss, residuals = self.blocks.last.forward(self.shared, x, context)
+        loss, residuals = self.blocks["last"].forward(self.shared, x, context)
         self.slots.write(state, row, "last", Kind.F, residuals)
         state["loss"] = state["loss"] + self.scale * loss
         return None, state
 
+    def _recompute(
+        self, stage: tuple, chunk: Any, layer: str, row: dict, state: dict, context: PyTree
+    ) -> tuple[Any, dict]:
+        def body(j: Any, inner: dict) -> dict:
+            inner = dict(inner)
+            params, aux = self._params(chunk, j), self._aux(context, chunk, j)
+            residuals, places = self.slots.read(inner, row, layer, Kind.F, Kind.R, j)
+            made = self.slots.settle(inner, places, self.blocks[layer].recompute(params, aux, residuals))
+            self.slots.write(inner, row, layer, Kind.R, made, j)
+            return inner
+
+        return None, self._loop(stage[1], body, state)
+
     def _backward(
-        self, stage: tuple, chunk: Any, row: dict, state: dict, context: PyTree, *, fused: bool
+        self, stage: tuple, chunk: Any, layer: str, row: dict, state: dict, context: PyTree, *, fused: bool
     ) -> tuple[Any, dict]:
         """I, or with `fused` I and W in one, so that nothing is stashed in slots between them."""
         has_first, count, has_last = stage
@@ -334,14 +379,14 @@ class _Run:
             if not fused:
                 self.slots.write(inner, row, block, Kind.I, stash, j)
                 return
-            split_block: SplitBlock = getattr(blocks, block)
             residuals, places = self.slots.read(inner, row, block, Kind.F, Kind.W, j)
-            grads = split_block.weight_gradient(params, aux, residuals, stash)
-            self._accumulate(block, chunk, j, self.slots.settle(inner, places, grads), inner)
+            again, more = self.slots.read(inner, row, block, Kind.R, Kind.W, j)
+            grads = blocks[block].weight_gradient(params, aux, residuals, stash, again)
+            self._accumulate(block, chunk, j, self.slots.settle(inner, [*places, *more], grads), inner)
 
         if has_last:
             residuals, places = self.slots.read(state, row, "last", Kind.F, Kind.I)
-            out = blocks.last.input_gradient(self.shared, context, residuals, self.scale)
+            out = blocks["last"].input_gradient(self.shared, context, residuals, self.scale)
             dx, stash = self.slots.settle(state, places, out)
             finish("last", self.shared, context, stash, state)
         else:
@@ -352,11 +397,13 @@ class _Run:
             dx, inner = carry
             inner = dict(inner)
             params, aux = self._params(chunk, j), self._aux(context, chunk, j)
-            residuals, places = self.slots.read(inner, row, "layer", Kind.F, Kind.I, j)
+            residuals, places = self.slots.read(inner, row, layer, Kind.F, Kind.I, j)
+            again, more = self.slots.read(inner, row, layer, Kind.R, Kind.I, j)
             # Without this XLA recomputes every layer of the stage before it needs the first.
             dx, inner["layers"], residuals = jax.lax.optimization_barrier((dx, inner["layers"], residuals))
-            dx, stash = self.slots.settle(inner, places, blocks.layer.input_gradient(params, aux, residuals, dx))
-            finish("layer", params, aux, stash, inner, j)
+            out = blocks[layer].input_gradient(params, aux, residuals, dx, again)
+            dx, stash = self.slots.settle(inner, [*places, *more], out)
+            finish(layer, params, aux, stash, inner, j)
             return dx, inner
 
         dx, state = self._loop(count, body, (dx, state))
@@ -364,24 +411,28 @@ class _Run:
             return dx, state
         state = dict(state)
         residuals, places = self.slots.read(state, row, "first", Kind.F, Kind.I)
-        _, stash = self.slots.settle(state, places, blocks.first.input_gradient(self.shared, context, residuals, dx))
+        _, stash = self.slots.settle(state, places, blocks["first"].input_gradient(self.shared, context, residuals, dx))
         finish("first", self.shared, context, stash, state)
         return None, state
 
-    def _weight(self, stage: tuple, chunk: Any, row: dict, state: dict, context: PyTree) -> tuple[Any, dict]:
+    def _weight(
+        self, stage: tuple, chunk: Any, layer: str, row: dict, state: dict, context: PyTree
+    ) -> tuple[Any, dict]:
         has_first, count, has_last = stage
 
         def gradient(block: str, params: PyTree, aux: PyTree, inner: dict, j: Any = None) -> None:
             residuals, places = self.slots.read(inner, row, block, Kind.F, Kind.W, j)
-            stash, more = self.slots.read(inner, row, block, Kind.I, Kind.W, j)
-            inner["layers"], residuals, stash = jax.lax.optimization_barrier((inner["layers"], residuals, stash))
-            split_block: SplitBlock = getattr(self.blocks, block)
-            grads = split_block.weight_gradient(params, aux, residuals, stash)
-            self._accumulate(block, chunk, j, self.slots.settle(inner, [*places, *more], grads), inner)
+            again, more = self.slots.read(inner, row, block, Kind.R, Kind.W, j)
+            stash, most = self.slots.read(inner, row, block, Kind.I, Kind.W, j)
+            inner["layers"], residuals, again, stash = jax.lax.optimization_barrier(
+                (inner["layers"], residuals, again, stash)
+            )
+            grads = self.blocks[block].weight_gradient(params, aux, residuals, stash, again)
+            self._accumulate(block, chunk, j, self.slots.settle(inner, [*places, *more, *most], grads), inner)
 
         def body(j: Any, inner: dict) -> dict:
             inner = dict(inner)
-            gradient("layer", self._params(chunk, j), self._aux(context, chunk, j), inner, j)
+            gradient(layer, self._params(chunk, j), self._aux(context, chunk, j), inner, j)
             return inner
 
         if has_last:
@@ -392,14 +443,15 @@ class _Run:
         return None, state
 
     def _accumulate(self, block: str, chunk: Any, j: Any, grads: PyTree, state: dict) -> None:
-        if block == "layer":
-            state["layers"] = self._add_grads(state["layers"], chunk, j, grads)
-        else:
+        if block in ("first", "last"):
             state["shared"] = _add(state["shared"], grads)
+        else:
+            state["layers"] = self._add_grads(state["layers"], chunk, j, grads)
 
     def _branch(self, key: tuple | None) -> Callable[[dict, dict], tuple[jax.Array, dict]]:
         run: dict[Kind | None, Callable] = {
             Kind.F: self._forward,
+            Kind.R: self._recompute,
             Kind.I: partial(self._backward, fused=False),
             Kind.B: partial(self._backward, fused=True),
             Kind.W: self._weight,
@@ -408,15 +460,15 @@ class _Run:
         def branch(row: dict, state: dict) -> tuple[jax.Array, dict]:
             output = None
             if key is not None:
-                kind, (stage, chunk) = key
+                kind, (stage, chunk, layer) = key
                 microbatch = jax.tree.map(
                     lambda a: jax.lax.dynamic_index_in_dim(a, row["microbatch"], keepdims=False), self.batch
                 )
                 context = self.model.prepare(microbatch, self.key)
                 chunk = chunk if self.unroll else row["chunk"]
-                output, state = run[TickTable.KINDS[kind]](stage, chunk, row, dict(state), context)
+                output, state = run[TickTable.KINDS[kind]](stage, chunk, layer, row, dict(state), context)
             if output is None:
-                output = blank(self.blocks.x.shape, self.blocks.x, self.program.empty)
+                output = blank(self.x.shape, self.x, self.program.empty)
             return output, state
 
         return branch
@@ -424,7 +476,7 @@ class _Run:
     # --- The step -------------------------------------------------------------------------------------------
 
     def __call__(self, rows: PyTree) -> tuple[jax.Array, PyTree]:
-        program, table, x = self.program, self.program.table, self.blocks.x
+        program, table, x = self.program, self.program.table, self.x
         zeros = partial(jax.tree.map, lambda a: _widened(jnp.zeros(a.shape, a.dtype)))
         state = {
             "inbox": blank((table.inbox_slots + 1, *x.shape), x, program.empty),

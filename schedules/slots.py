@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schedules.actions import Action, Kind, Schedule, ScheduleError
+from schedules.actions import Action, Kind, Schedule
 from schedules.ticks import assign_ticks
 
 __all__ = ["Lifetime", "TickTable", "build_table"]
@@ -57,7 +57,7 @@ class TickTable:
     slots: dict[Lifetime, np.ndarray]
     counts: dict[Lifetime, int]
 
-    KINDS = (None, Kind.F, Kind.I, Kind.W, Kind.B)
+    KINDS = (None, Kind.F, Kind.I, Kind.W, Kind.B, Kind.R)
 
     @property
     def ticks(self) -> int:
@@ -68,11 +68,8 @@ def build_table(schedule: Schedule, lifetimes: Iterable[Lifetime] = ()) -> TickT
     """Lays a validated schedule out in ticks and slots.
 
     Raises:
-        ScheduleError: the schedule has recompute actions, which the program runs inside I, or deadlocks.
+        ScheduleError: the schedule deadlocks.
     """
-    for action in schedule:
-        if action.kind is Kind.R:
-            raise ScheduleError(f"action {action}: recompute runs inside I and B here; leave R out of the schedule")
     ticks = assign_ticks(schedule)
     shape = (1 + max(ticks.values()), schedule.ranks)
     kind, stage, microbatch, read = (np.zeros(shape, np.int32) for _ in range(4))
@@ -110,7 +107,7 @@ def _sender(action: Action, schedule: Schedule, ticks: dict[Action, int]) -> Act
     stage, m = action.stage, action.microbatch
     if action.kind is Kind.F:
         return Action(stage - 1, Kind.F, m) if stage % schedule.depth else None
-    if action.kind is Kind.W or not (stage + 1) % schedule.depth:
+    if action.kind in (Kind.W, Kind.R) or not (stage + 1) % schedule.depth:
         return None
     fused = Action(stage + 1, Kind.B, m)
     return fused if fused in ticks else Action(stage + 1, Kind.I, m)

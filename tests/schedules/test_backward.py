@@ -129,17 +129,23 @@ def dots(equations):
 
 
 def parts_dots(cut):
-    return [dots(part.equations) for part in (cut._forward, cut._input, cut._weight)]
+    return [dots(part.equations) for part in (cut._forward, cut._recompute, cut._input, cut._weight)]
 
 
 # --- Values -------------------------------------------------------------------------------------------------------
 
 
+def read_by(action, values, crossings):
+    """The values without those that the action does not read."""
+    return [value if getattr(c, f"for_{action}") else None for value, c in zip(values, crossings, strict=True)]
+
+
+@pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("remat", POLICIES)
 @pytest.mark.parametrize("name", BLOCKS)
-def test_parts_are_the_vjp(name, remat):
+def test_parts_are_the_vjp(name, remat, apart):
     block, params, x, aux = BLOCKS[name]
-    cut = split(block, params, x, aux, policy=policy_of(remat))
+    cut = split(block, params, x, aux, policy=policy_of(remat), apart=apart)
 
     @jax.jit
     def both(params, x, aux):
@@ -147,11 +153,13 @@ def test_parts_are_the_vjp(name, remat):
         dy = jax.tree.map(jnp.cos, want_y)
         want_dparams, want_dx = vjp(dy)
         y, residuals = cut.forward(params, x, aux)
-        for_input = [r if c.for_input else None for r, c in zip(residuals, cut.residuals, strict=True)]
-        dx, stash = cut.input_gradient(params, aux, for_input, dy)
-        for_weight = [r if c.for_weight else None for r, c in zip(residuals, cut.residuals, strict=True)]
-        dparams = cut.weight_gradient(params, aux, for_weight, stash)
-        for values, crossings in ((residuals, cut.residuals), (stash, cut.stash)):
+        again = cut.recompute(params, aux, read_by("recompute", residuals, cut.residuals))
+        left = [(residuals, cut.residuals), (again, cut.recomputed)]
+        mine, made = (read_by("input", *values) for values in left)
+        dx, stash = cut.input_gradient(params, aux, mine, dy, made)
+        mine, made = (read_by("weight", *values) for values in left)
+        dparams = cut.weight_gradient(params, aux, mine, stash, made)
+        for values, crossings in (*left, (stash, cut.stash)):
             assert [(v.shape, v.dtype) for v in values] == [(c.aval.shape, c.aval.dtype) for c in crossings]
         return (y, dx, dparams), (want_y, want_dx, want_dparams)
 
@@ -191,9 +199,10 @@ def test_shapes_will_do():
 # --- Work ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("remat", POLICIES)
 @pytest.mark.parametrize("name", [name for name in BLOCKS if name != "scan"])
-def test_no_matmul_runs_twice(name, remat):
+def test_no_matmul_runs_twice(name, remat, apart):
     block, params, x, aux = BLOCKS[name]
     policy = policy_of(remat)
     checkpointed = block if policy == "none" else jax.checkpoint(block, policy=policy)
@@ -203,24 +212,33 @@ def test_no_matmul_runs_twice(name, remat):
         return y, vjp(dy)
 
     dy = jax.eval_shape(block, params, x, aux)
-    cut = split(block, params, x, aux, policy=policy)
+    cut = split(block, params, x, aux, policy=policy, apart=apart)
     assert sum(parts_dots(cut)) == dots(jax.make_jaxpr(plain)(params, x, aux, dy).eqns)
 
 
 def test_weight_gradient_has_the_matmuls_of_parameters_alone():
     cut = split(*BLOCKS["mlp"], policy="none")
-    assert parts_dots(cut) == [3, 3, 3]
+    assert parts_dots(cut) == [3, 0, 3, 3]
     cut = split(*BLOCKS["mlp"], policy=None)
-    assert parts_dots(cut) == [3, 5, 3]  # I computes gate and up again; down's result is not needed
+    assert parts_dots(cut) == [3, 0, 5, 3]  # I computes gate and up again; down's result is not needed
     cut = split(*BLOCKS["mlp"], policy=policy_of("names:mlpwi_0"))
-    assert parts_dots(cut) == [3, 4, 3]
+    assert parts_dots(cut) == [3, 0, 4, 3]
+
+
+@pytest.mark.parametrize(("remat", "again"), [("none", 0), ("full", 2), ("names:mlpwi_0", 1)])
+def test_recompute_apart_takes_all_recomputation_out_of_the_input_gradient(remat, again):
+    cut = split(*BLOCKS["mlp"], policy=policy_of(remat), apart=True)
+    assert parts_dots(cut) == [3, again, 3, 3]
+    whole = split(*BLOCKS["mlp"], policy=policy_of(remat))
+    assert [(c.name, c.aval) for c in cut.residuals] == [(c.name, c.aval) for c in whole.residuals]
+    assert bool(cut.recomputed) == (remat != "none") and not whole.recomputed
 
 
 def test_scan_is_one_equation():
     cut = split(*BLOCKS["scan"], policy="none")
     parts = (cut._forward, cut._input, cut._weight)
     assert [sum(e.primitive.name == "scan" for e in part.equations) for part in parts] == [1, 1, 0]
-    assert parts_dots(cut)[2] == 2  # of `before` and `after`; the scan's own weights come out of I
+    assert parts_dots(cut)[3] == 2  # of `before` and `after`; the scan's own weights come out of I
 
 
 # --- What crosses -------------------------------------------------------------------------------------------------

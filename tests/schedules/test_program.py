@@ -19,8 +19,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from models import SAVEABLE_NAMES, Decoder, ModelConfig
 from schedules.actions import Action, Kind, Schedule, ScheduleError, from_csv, split_backward
+from schedules.costs import Costs
 from schedules.families import make
 from schedules.program import PipelineModel, Program
+from schedules.recompute import add_recompute
 from schedules.remat import Remat
 from schedules.validate import validate
 from tests.oracles import other_software
@@ -43,7 +45,7 @@ TWO_WAY = "0F0,,3F1,0F2,3I1,0I0,3W1,0W0,,0I2,0W2\n2F1,1F0,1I0,1F2,1W0,,2I1,1I2,2
 PLACEMENT_ONLY = frozenset({"csv:two_way"})
 
 # Every row is one program. Options: `scan` loops over a stage's layers instead of unrolling them, `fused` leaves
-# full backwards in the schedule, `tick` gathers fsdp weights in every tick, `tied` ties the embeddings. The default
+# full backwards in the schedule, `apart` recomputes in actions of their own, `tick` gathers fsdp weights in every tick, `tied` ties the embeddings. The default
 # run has few models, as each needs a reference; the slow run has the rest.
 QUICK_CASES = """
 schedule           mesh      M   layers  remat                    options
@@ -65,6 +67,8 @@ csv:dualpipev      2x2x1x1   5   3       names:out_proj,mlpwi_1   scan,dropout
 csv:dualpipev      2x1x2x1   9   4       none                     scan,tick
 csv:by_hand        2x1x1x1   3   5       none                     tied
 csv:two_way        2x1x2x1   3   5       dots                     tied,tick
+1f1b               2x1x1x1   3   5       full                     apart,dropout
+zb_h1              2x1x1x1   3   5       names:context            apart,scan
 """
 
 SLOW_CASES = """
@@ -94,6 +98,9 @@ csv:by_hand        2x1x2x1   3   2       dots                     tick
 csv:by_hand        2x1x1x2   3   6       full                     tied
 csv:by_hand        2x1x1x1   3   3       names:context,mlpwo      scan
 1f1b               2x1x1x1   5   3       full                     bfloat16
+1f1b               4x1x1x1   5   3       full                     fused,apart,scan
+interleaved_1f1b   2x1x2x1   5   5       dots                     apart,tick
+zb_h1              2x2x1x2   1   5       offload:context          apart
 csv:dualpipev      2x1x1x1   3   4       none                     scan,bfloat16
 """
 
@@ -131,6 +138,7 @@ class Case:
         else:
             schedule = make(self.schedule, ranks=ranks, microbatches=self.microbatches)
             schedule = schedule if "fused" in self.options else split_backward(schedule)
+            schedule = add_recompute(schedule, Costs(R=1)) if "apart" in self.options else schedule
         validate(schedule, microbatches=self.microbatches)
         return schedule
 

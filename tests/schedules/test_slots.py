@@ -128,8 +128,3 @@ def test_the_machine_sees_a_wrong_table():
     ):
         with pytest.raises(WrongValue, match="found"):
             execute(wrong, 3, 3)
-
-
-def test_recompute_is_refused():
-    with pytest.raises(ScheduleError, match="action 0R0: recompute runs inside I"):
-        build_table(from_csv("0F0,0R0,0I0,0W0"))
