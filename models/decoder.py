@@ -12,6 +12,7 @@ Shapes: B batch, S sequence, T keys, D d_model, V vocabulary, L layers.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -150,6 +151,49 @@ class Decoder:
         logits_BSV = self.logits(shared, x_BSD)
         picked_BS = jnp.take_along_axis(logits_BSV, context.batch.targets[..., None], axis=-1)[..., 0]
         return jnp.sum((jax.nn.logsumexp(logits_BSV, axis=-1) - picked_BS) * context.batch.weights)
+
+    # --- Embedding and head over a part of the vocabulary ---------------------------------------------------
+
+    # `part` has the vocabulary entries from index * V / count on, and adds up (`sum`) or compares (`max`) an array over
+    # all parts; see `schedules.program.Part`. Embedding and head in `shared` are those entries' shards.
+
+    def embed_part(self, shared: PyTree, context: Context, part: Any) -> jax.Array:
+        """[B, S, D]: zero where another part has the token; the parts add up to `embed`."""
+        config, local_BS = self._local(context.batch.tokens, part)
+        mine_BS = (local_BS >= 0) & (local_BS < config.vocab_size)
+        x_BSD = _apply(_Embed(config), shared["embed"], jnp.where(mine_BS, local_BS, 0))
+        return jnp.where(mine_BS[..., None], x_BSD, jnp.zeros_like(x_BSD))
+
+    def head_part(
+        self, shared: PyTree, x_BSD: jax.Array, context: Context, scale: jax.Array, part: Any
+    ) -> tuple[jax.Array, jax.Array, PyTree]:
+        """The whole sum of `head`, and this part's share of the gradients of `scale` times it.
+
+        The parts exchange each token's largest logit, the sum of exponentials, and the target's logit; no gradient
+        is taken through that, as the loss's gradient by the logits has a closed form.
+        """
+        config, local_BS = self._local(context.batch.targets, part)
+        unused = {} if config.tie_embeddings else {"embed": jax.tree.map(lambda _: None, shared["embed"])}
+
+        def logits(shared: PyTree, x_BSD: jax.Array) -> jax.Array:
+            table = shared["embed"]["embedding"] if config.tie_embeddings else None
+            return _apply(_Head(config), shared["head"], x_BSD, table)
+
+        used = {name: value for name, value in shared.items() if name not in unused}
+        logits_BSV, backward = jax.vjp(logits, used, x_BSD)
+        top_BS = part.max(logits_BSV.max(-1))
+        norm_BS = top_BS + jnp.log(part.sum(jnp.exp(logits_BSV - top_BS[..., None]).sum(-1)))
+        target_BSV = jax.nn.one_hot(local_BS, config.vocab_size, dtype=jnp.float32)  # zero for another part's target
+        picked_BS = part.sum((target_BSV * logits_BSV).sum(-1))
+        loss = jnp.sum((norm_BS - picked_BS) * context.batch.weights)
+        d_logits_BSV = jnp.exp(logits_BSV - norm_BS[..., None]) - target_BSV
+        grads, dx_BSD = backward(d_logits_BSV * (scale * context.batch.weights)[..., None])
+        return loss, dx_BSD, unused | grads
+
+    def _local(self, tokens_BS: jax.Array, part: Any) -> tuple[ModelConfig, jax.Array]:
+        """The configuration of a part, and where tokens are in it."""
+        config = replace(self.config, vocab_size=self.config.vocab_size // part.count)
+        return config, tokens_BS - part.index * config.vocab_size
 
     # --- Whole model ----------------------------------------------------------------------------------------
 

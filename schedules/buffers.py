@@ -20,7 +20,7 @@ __all__ = ["LIFETIMES", "RECOMPUTE_LIFETIMES", "Buffers", "LifetimeKey", "blank"
 
 PyTree = Any
 LifetimeKey = tuple[str, Kind, Kind]
-"""A block's name ("first", "last", or that of a kind of layer), the action that leaves a value, the last that reads it."""
+"""A block's name ("first", "last", or a kind of layer's), the action that leaves a value, the last that reads it."""
 
 LIFETIMES = ((Kind.F, Kind.I), (Kind.F, Kind.W), (Kind.I, Kind.W))
 """Residuals that I ends, residuals that W ends, stash."""

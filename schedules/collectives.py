@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-__all__ = ["gather", "is_spec", "manual_part", "reduce_gradient", "scatter", "sum_over"]
+__all__ = ["gather", "is_spec", "manual_part", "reduce_gradient", "scatter", "sum_over", "without"]
 
 
 def is_spec(leaf: Any) -> bool:
@@ -18,6 +18,12 @@ def is_spec(leaf: Any) -> bool:
 def manual_part(spec: PartitionSpec, manual: Sequence[str]) -> PartitionSpec:
     """The spec without the axes that are left to XLA."""
     kept = (tuple(name for name in _names(entry) if name in manual) for entry in spec)
+    return PartitionSpec(*(names or None for names in kept))
+
+
+def without(spec: PartitionSpec, axis: str) -> PartitionSpec:
+    """The spec of an array that stays sharded over the axis."""
+    kept = (tuple(name for name in _names(entry) if name != axis) for entry in spec)
     return PartitionSpec(*(names or None for names in kept))
 
 

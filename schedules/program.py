@@ -14,7 +14,7 @@ Shapes: T ticks, P ranks, V chunks a rank, J layers a chunk, M microbatches.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,13 +27,13 @@ from schedules.actions import Kind, Schedule
 from schedules.backward import SplitBlock, split
 from schedules.borrow import borrow, give_back
 from schedules.buffers import LIFETIMES, RECOMPUTE_LIFETIMES, Buffers, blank, get, put
-from schedules.collectives import gather, is_spec, manual_part, reduce_gradient, scatter, sum_over
+from schedules.collectives import gather, is_spec, manual_part, reduce_gradient, scatter, sum_over, without
 from schedules.recompute import recomputing_stages
 from schedules.remat import Remat
 from schedules.slots import Lifetime, TickTable, build_table
 from schedules.stages import StageLayout
 
-__all__ = ["PipelineModel", "Program", "SplitModel", "split_model"]
+__all__ = ["Part", "PipelineModel", "Program", "SplitModel", "split_model"]
 
 PyTree = Any
 
@@ -47,12 +47,32 @@ class PipelineModel:
         first: `(shared, context) -> x`.
         layer: `(params, x, context, number) -> x`, `number` the global layer number (int32 scalar).
         last: `(shared, x, context) -> loss`, a float32 scalar; losses add up over microbatches.
+        first_part: `(shared, context, part) -> x`, the rank's share of `first`; the shares add up to the whole. Here
+            and in `last_part`, leaves of `shared` that are sharded over `pipe` are the rank's shard of them.
+        last_part: `(shared, x, context, scale, part) -> (loss, dx, grads)`: the whole loss, not scaled, and the rank's
+            shares of the gradients of `scale * loss`, None for a leaf that is not used.
     """
 
     prepare: Callable[[PyTree, PyTree], PyTree]
     first: Callable[[PyTree, PyTree], jax.Array]
     layer: Callable[[PyTree, jax.Array, PyTree, jax.Array], jax.Array]
     last: Callable[[PyTree, jax.Array, PyTree], jax.Array]
+    first_part: Callable[[PyTree, PyTree, Part], jax.Array] | None = None
+    last_part: Callable[[PyTree, jax.Array, PyTree, jax.Array, Part], tuple[jax.Array, jax.Array, PyTree]] | None = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which part of embedding and head is the rank's, and how the parts come together."""
+
+    index: jax.Array
+    count: int
+
+    def sum(self, array: jax.Array) -> jax.Array:
+        return jax.lax.psum(array, "pipe")
+
+    def max(self, array: jax.Array) -> jax.Array:
+        return jax.lax.pmax(array, "pipe")
 
 
 class SplitModel(NamedTuple):
@@ -96,10 +116,13 @@ class Program:
     Args:
         schedule: validated. A stage that has R for its microbatches recomputes there, otherwise in I or B.
         layers: number of layers of the model.
-        remat: applied to every layer, or one for each stage. A buffer is as large on every rank as the busiest one needs,
-            and each policy has its own.
+        remat: applied to every layer, or one for each stage. A buffer is as large on every rank as the busiest one
+            needs, and each policy has its own.
         unroll: whether a stage's layers are separate code (faster, compiles longer) or a scan. By default
             they are unrolled up to 8 layers a rank.
+        vocab_parallel: every rank runs its part of embedding and head for each microbatch, in the tick of the first
+            stage's F and I and of the last stage's F; the model's `first_part` and `last_part`. Otherwise the first
+            stage runs the embedding and the last one the head.
         poison: fill buffers and the outputs of idle ticks with NaN, so that a value read from the wrong
             slot cannot go unnoticed.
     """
@@ -111,8 +134,14 @@ class Program:
         remat: Remat | Sequence[Remat],
         *,
         unroll: bool | None = None,
+        vocab_parallel: bool = False,
         poison: bool = False,
     ):
+        self.vocab_parallel = vocab_parallel
+        self._end_ranks = [
+            (schedule.placement[first], schedule.placement[first + schedule.depth - 1])
+            for first in range(0, schedule.stages, schedule.depth)
+        ]
         self.layout = StageLayout.of(schedule, layers)
         apart = recomputing_stages(schedule)
         remats = [remat] * schedule.stages if isinstance(remat, Remat) else remat
@@ -124,6 +153,8 @@ class Program:
         self.unroll = self._chunks * self._places <= 8 if unroll is None else unroll
         self.empty = jnp.nan if poison else 0.0
         kinds = self.layout.kinds()
+        if vocab_parallel:
+            kinds = [(False, count, False) for _, count, _ in kinds]
         self._with = {
             "first": frozenset(stage for stage, (has_first, _, _) in enumerate(kinds) if has_first),
             **{
@@ -137,7 +168,7 @@ class Program:
             for block, stages in self._with.items()
             for start, end in (*LIFETIMES, *(RECOMPUTE_LIFETIMES if self._apart(block) else ()))
         }
-        self.table = build_table(schedule, self.lifetimes.values())
+        self.table = build_table(schedule, self.lifetimes.values(), ends=vocab_parallel)
         # A branch is an action for a kind of stage and, where code is specific to it, a chunk.
         chunks = self.layout.chunk_of if self.unroll else (0,) * len(kinds)
         variant = list(zip(kinds, chunks, self._block_of, strict=True))
@@ -169,6 +200,7 @@ class Program:
             "read": table.read,
             "receive": list(table.receive),
             "slots": [table.slots[lifetime] for lifetime in self.lifetimes.values()],
+            "ends": asdict(table.ends) if table.ends else {},
         }
 
     def value_and_grad(
@@ -251,7 +283,10 @@ class _Run:
         self.each_tick = gathered_each == "tick"
         self.unroll = program.unroll
         # Shared leaves [...]; layer leaves [1, V, J, ...] -> [V * J, ...], V with the borrowed chunks from here on.
-        self.shared = jax.tree.map(gather, params["shared"], local_specs["shared"])
+        self.shared_specs = local_specs["shared"]
+        if program.vocab_parallel:
+            self.shared_specs = jax.tree.map(partial(without, axis="pipe"), local_specs["shared"], is_leaf=is_spec)
+        self.shared = jax.tree.map(gather, params["shared"], self.shared_specs)
         staged = jax.tree.map(lambda a: borrow(a[0], program.layout), params["layers"])
         staged = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), staged)
         self.layer_specs = jax.tree.map(lambda spec: PartitionSpec(*spec[3:]), local_specs["layers"], is_leaf=is_spec)
@@ -262,8 +297,9 @@ class _Run:
         if self.each_tick:
             layer = jax.eval_shape(lambda p: jax.tree.map(gather, p, self.layer_specs), layer)
         microbatch = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batch)
+        whole = jax.eval_shape(lambda p: jax.tree.map(gather, p, local_specs["shared"]), params["shared"])
         splits = {
-            name: split_model(model, layer, self.shared, microbatch, key, remat, apart=apart)
+            name: split_model(model, layer, whole, microbatch, key, remat, apart=apart)
             for name, (remat, apart) in program.ways.items()
         }
         any_split = splits["layer"]
@@ -461,10 +497,7 @@ class _Run:
             output = None
             if key is not None:
                 kind, (stage, chunk, layer) = key
-                microbatch = jax.tree.map(
-                    lambda a: jax.lax.dynamic_index_in_dim(a, row["microbatch"], keepdims=False), self.batch
-                )
-                context = self.model.prepare(microbatch, self.key)
+                context = self._context(row["microbatch"])
                 chunk = chunk if self.unroll else row["chunk"]
                 output, state = run[TickTable.KINDS[kind]](stage, chunk, layer, row, dict(state), context)
             if output is None:
@@ -472,6 +505,60 @@ class _Run:
             return output, state
 
         return branch
+
+    def _context(self, number: jax.Array) -> PyTree:
+        microbatch = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, number, keepdims=False), self.batch)
+        return self.model.prepare(microbatch, self.key)
+
+    # --- Embedding and head on every rank -------------------------------------------------------------------
+
+    # All ranks have the same number in a row, so they agree on whether to take part in the collectives.
+
+    def _from(self, rank: int, value: jax.Array) -> jax.Array:
+        """The rank's value, on every rank."""
+        mine = jax.lax.axis_index("pipe") == rank
+        return jax.lax.psum(jnp.where(mine, value, jnp.zeros_like(value)), "pipe")
+
+    def _part(self) -> Part:
+        return Part(jax.lax.axis_index("pipe"), self.program._ranks)
+
+    def _embed(self, state: dict, row: dict, pipeline: int) -> dict:
+        number, slot = row["ends"]["embed"][pipeline], row["ends"]["embed_to"][pipeline]
+
+        def run(inbox: jax.Array) -> jax.Array:
+            share = self.model.first_part(self.shared, self._context(number), self._part())  # type: ignore[misc]
+            return put(inbox, slot, None, jax.lax.psum(share, "pipe"))
+
+        return state | {"inbox": jax.lax.cond(number >= 0, run, lambda inbox: inbox, state["inbox"])}
+
+    def _embed_gradient(self, state: dict, row: dict, pipeline: int, output: jax.Array) -> dict:
+        number, rank = row["ends"]["embed_gradient"][pipeline], self.program._end_ranks[pipeline][0]
+
+        def run(shared: PyTree) -> PyTree:
+            context, part = self._context(number), self._part()
+            share, backward = jax.vjp(lambda weights: self.model.first_part(weights, context, part), self.shared)  # type: ignore[misc]
+            (grads,) = backward(self._from(rank, output).astype(share.dtype))
+            return _add(shared, grads)
+
+        return state | {"shared": jax.lax.cond(number >= 0, run, lambda shared: shared, state["shared"])}
+
+    def _head(self, state: dict, row: dict, pipeline: int, output: jax.Array) -> dict:
+        number, slot = row["ends"]["head"][pipeline], row["ends"]["head_to"][pipeline]
+        rank = self.program._end_ranks[pipeline][1]
+
+        def run(carry: tuple) -> tuple:
+            inbox, shared, total = carry
+            x = self._from(rank, output)
+            context, part = self._context(number), self._part()
+            loss, dx, grads = self.model.last_part(self.shared, x, context, self.scale, part)  # type: ignore[misc]
+            # Every rank has the whole loss, and the ranks' losses are added up after the last tick.
+            total = total + jnp.where(part.index == 0, self.scale * loss, 0.0)
+            dx = jax.lax.psum(_widened(dx), "pipe").astype(x.dtype)
+            return put(inbox, slot, None, dx), _add(shared, grads), total
+
+        names = ("inbox", "shared", "loss")
+        carry = jax.lax.cond(number >= 0, run, lambda carry: carry, tuple(state[name] for name in names))
+        return state | dict(zip(names, carry, strict=True))
 
     # --- The step -------------------------------------------------------------------------------------------
 
@@ -488,7 +575,13 @@ class _Run:
         branches = [self._branch(None), *(self._branch(key) for key in program._branches)]
 
         def tick(state: dict, row: dict) -> tuple[dict, None]:
+            pipelines = range(len(program._end_ranks)) if program.vocab_parallel else ()
+            for pipeline in pipelines:
+                state = self._embed(state, row, pipeline)
             output, state = jax.lax.switch(row["branch"], branches, row, state)
+            for pipeline in pipelines:
+                state = self._head(state, row, pipeline, output)
+                state = self._embed_gradient(state, row, pipeline, output)
             for offset, slot in zip(table.offsets, row["receive"], strict=True):
                 arrived = output
                 if offset:
@@ -498,8 +591,16 @@ class _Run:
             return state, None
 
         state, _ = jax.lax.scan(tick, state, rows)
-        reduce_shared = partial(reduce_gradient, axes=("pipe", *self.batch_axes))
-        shared = jax.tree.map(reduce_shared, state["shared"], self.local["shared"])
+        if program.vocab_parallel:
+
+            def reduce_shared(grad: jax.Array, spec: PartitionSpec, whole: PartitionSpec) -> jax.Array:
+                axes = self.batch_axes if spec != whole else ("pipe", *self.batch_axes)
+                return reduce_gradient(grad, spec, axes)
+
+            shared = jax.tree.map(reduce_shared, state["shared"], self.shared_specs, self.local["shared"])
+        else:
+            reduce_shared = partial(reduce_gradient, axes=("pipe", *self.batch_axes))
+            shared = jax.tree.map(reduce_shared, state["shared"], self.local["shared"])
         done = self.batch_axes if self.each_tick else ()
         reduce_layers = partial(reduce_gradient, axes=self.batch_axes, skip=1, done=done)
         layers = jax.tree.map(reduce_layers, self._stacked(state["layers"]), self.layer_specs)

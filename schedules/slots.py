@@ -15,7 +15,7 @@ import numpy as np
 from schedules.actions import Action, Kind, Schedule
 from schedules.ticks import assign_ticks
 
-__all__ = ["Lifetime", "TickTable", "build_table"]
+__all__ = ["Ends", "Lifetime", "TickTable", "build_table"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,25 @@ class Lifetime:
 
 
 @dataclass(frozen=True)
+class Ends:
+    """Embedding and head where every rank runs its part of them in the same tick; columns [T, P], one a pipeline.
+
+    Attributes:
+        embed, head: the microbatch whose embedding or head the tick runs, the same on all ranks; -1 for none. The
+            embedding runs before the tick's actions and the head after them.
+        embed_to, head_to: the inbox slot for the embedded tokens and for the gradient that the head gives, on the
+            rank that has the first stage or the last; one past the last slot elsewhere.
+        embed_gradient: the microbatch whose first stage's gradient arrives; -1 for none.
+    """
+
+    embed: tuple[np.ndarray, ...]
+    embed_to: tuple[np.ndarray, ...]
+    embed_gradient: tuple[np.ndarray, ...]
+    head: tuple[np.ndarray, ...]
+    head_to: tuple[np.ndarray, ...]
+
+
+@dataclass(frozen=True)
 class TickTable:
     """A schedule as integer arrays [T, P] (ticks, ranks), the compiled program's input.
 
@@ -45,6 +64,7 @@ class TickTable:
         inbox_slots: number of slots for received activations and gradients.
         slots: `slots[lifetime]`: the slot of the action's (stage, microbatch), 0 where it has none.
         counts: `counts[lifetime]`: number of slots.
+        ends: where embedding and head run on every rank.
     """
 
     kind: np.ndarray
@@ -56,6 +76,7 @@ class TickTable:
     inbox_slots: int
     slots: dict[Lifetime, np.ndarray]
     counts: dict[Lifetime, int]
+    ends: Ends | None = None
 
     KINDS = (None, Kind.F, Kind.I, Kind.W, Kind.B, Kind.R)
 
@@ -64,8 +85,8 @@ class TickTable:
         return self.kind.shape[0]
 
 
-def build_table(schedule: Schedule, lifetimes: Iterable[Lifetime] = ()) -> TickTable:
-    """Lays a validated schedule out in ticks and slots.
+def build_table(schedule: Schedule, lifetimes: Iterable[Lifetime] = (), *, ends: bool = False) -> TickTable:
+    """Lays a validated schedule out in ticks and slots; with `ends` every rank runs embedding and head.
 
     Raises:
         ScheduleError: the schedule deadlocks.
@@ -87,6 +108,13 @@ def build_table(schedule: Schedule, lifetimes: Iterable[Lifetime] = ()) -> TickT
             offset = (rank - sender) % schedule.ranks
             travels.append((offset, ticks[source], rank, tick))
             inbox.add(rank, ticks[source] + 1, tick + 1, (offset, ticks[source], rank, tick))
+    if ends:
+        for action, tick in ticks.items():
+            rank = schedule.placement[action.stage]
+            if action.kind is Kind.F and action.stage % schedule.depth == 0:
+                inbox.add(rank, tick, tick + 1, (action,))
+            if action.kind is Kind.F and (action.stage + 1) % schedule.depth == 0:
+                inbox.add(rank, tick + 1, ticks[_backward(action, ticks)] + 1, (_backward(action, ticks),))
     offsets = tuple(sorted({offset for offset, *_ in travels}))
     slot_of, inbox_slots = inbox.allocate()
     receive = {offset: np.full(shape, inbox_slots, np.int32) for offset in offsets}
@@ -97,9 +125,38 @@ def build_table(schedule: Schedule, lifetimes: Iterable[Lifetime] = ()) -> TickT
     slots, counts = {}, {}
     for lifetime in lifetimes:
         slots[lifetime], counts[lifetime] = _allocate(lifetime, schedule, ticks, shape)
-    return TickTable(
-        kind, stage, microbatch, read, offsets, tuple(receive[offset] for offset in offsets), inbox_slots, slots, counts
-    )
+    arrivals = tuple(receive[offset] for offset in offsets)
+    at_ends = _ends(schedule, ticks, slot_of, inbox_slots, read) if ends else None
+    return TickTable(kind, stage, microbatch, read, offsets, arrivals, inbox_slots, slots, counts, at_ends)
+
+
+def _backward(forward: Action, ticks: dict[Action, int]) -> Action:
+    stage, m = forward.stage, forward.microbatch
+    return next(action for kind in (Kind.I, Kind.B) if (action := Action(stage, kind, m)) in ticks)
+
+
+def _ends(
+    schedule: Schedule, ticks: dict[Action, int], slot_of: dict[tuple, int], inbox_slots: int, read: np.ndarray
+) -> Ends:
+    """Also sets where the first stages' forwards and the last stages' backwards read."""
+
+    def columns(fill: int) -> tuple[np.ndarray, ...]:
+        return tuple(np.full(read.shape, fill, np.int32) for _ in range(schedule.pipelines))
+
+    found = Ends(columns(-1), columns(inbox_slots), columns(-1), columns(-1), columns(inbox_slots))
+    for action, tick in ticks.items():
+        pipeline, place = divmod(action.stage, schedule.depth)
+        rank, m = schedule.placement[action.stage], action.microbatch
+        if action.kind is Kind.F and place == 0:
+            found.embed[pipeline][tick] = m
+            found.embed_to[pipeline][tick, rank] = read[tick, rank] = slot_of[action,]
+        if action.kind is Kind.F and place == schedule.depth - 1:
+            later = _backward(action, ticks)
+            found.head[pipeline][tick] = m
+            found.head_to[pipeline][tick, rank] = read[ticks[later], rank] = slot_of[later,]
+        if action.kind in (Kind.I, Kind.B) and place == 0:
+            found.embed_gradient[pipeline][tick] = m
+    return found
 
 
 def _sender(action: Action, schedule: Schedule, ticks: dict[Action, int]) -> Action | None:

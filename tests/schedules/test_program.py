@@ -45,7 +45,8 @@ TWO_WAY = "0F0,,3F1,0F2,3I1,0I0,3W1,0W0,,0I2,0W2\n2F1,1F0,1I0,1F2,1W0,,2I1,1I2,2
 PLACEMENT_ONLY = frozenset({"csv:two_way"})
 
 # Every row is one program. Options: `scan` loops over a stage's layers instead of unrolling them, `fused` leaves
-# full backwards in the schedule, `apart` recomputes in actions of their own, `tick` gathers fsdp weights in every tick, `tied` ties the embeddings. The default
+# full backwards in the schedule, `apart` recomputes in actions of their own, `spread` has the
+# vocabulary on all ranks, `tick` gathers fsdp weights in every tick, `tied` ties the embeddings. The default
 # run has few models, as each needs a reference; the slow run has the rest.
 QUICK_CASES = """
 schedule           mesh      M   layers  remat                    options
@@ -69,6 +70,8 @@ csv:by_hand        2x1x1x1   3   5       none                     tied
 csv:two_way        2x1x2x1   3   5       dots                     tied,tick
 1f1b               2x1x1x1   3   5       full                     apart,dropout
 zb_h1              2x1x1x1   3   5       names:context            apart,scan
+1f1b               4x1x1x1   5   3       none                     spread,scan
+zb_h1              2x1x2x1   3   3       none                     spread,tied
 """
 
 SLOW_CASES = """
@@ -101,6 +104,10 @@ csv:by_hand        2x1x1x1   3   3       names:context,mlpwo      scan
 1f1b               4x1x1x1   5   3       full                     fused,apart,scan
 interleaved_1f1b   2x1x2x1   5   5       dots                     apart,tick
 zb_h1              2x2x1x2   1   5       offload:context          apart
+1f1b               2x1x1x2   3   3       full                     spread,fused
+interleaved_1f1b   2x1x2x1   5   5       none                     spread,tick,dropout
+csv:two_way        2x2x1x1   3   5       none                     spread,tied
+zb_h1              2x1x1x1   3   5       full                     spread,apart,bfloat16
 csv:dualpipev      2x1x1x1   3   4       none                     scan,bfloat16
 """
 
@@ -177,7 +184,8 @@ class Pipeline:
         shardings = jax.tree.map(lambda s: NamedSharding(self.mesh, s), specs)
         staged = {"shared": params["shared"], "layers": program.layout.to_stages(params["layers"])}
         self.params = jax.device_put(staged, shardings)
-        model = PipelineModel(decoder.prepare, decoder.embed, decoder.layer, decoder.head)
+        blocks = (decoder.prepare, decoder.embed, decoder.layer, decoder.head, decoder.embed_part, decoder.head_part)
+        model = PipelineModel(*blocks)
         self.step = jax.jit(program.value_and_grad(model, self.mesh, specs, gather=gather), compiler_options=QUICK)
 
     def arguments(self, batch, key, rows=None):
@@ -219,7 +227,8 @@ def check(case: Case) -> None:
         "bfloat16" if "bfloat16" in case.options else "float32",
     )
     remat = Remat.parse(case.remat, SAVEABLE_NAMES)
-    program = Program(case.make_schedule(), case.layers, remat, unroll="scan" not in case.options, poison=True)
+    options = dict(unroll="scan" not in case.options, vocab_parallel="spread" in case.options, poison=True)
+    program = Program(case.make_schedule(), case.layers, remat, **options)
     pipeline = Pipeline(program, case.mesh, decoder, params, "tick" if "tick" in case.options else "step")
     loss, gradients = pipeline(batch, key)
     loss_tolerance, tolerance = (2e-2, 5e-2) if "bfloat16" in case.options else (1e-5, 1e-4)

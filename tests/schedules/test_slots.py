@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from schedules.actions import Kind, ScheduleError, from_csv, split_backward
+from schedules.actions import Kind, from_csv, split_backward
 from schedules.families import make
 from schedules.slots import Lifetime, TickTable, build_table
 from tests.oracles import other_software
