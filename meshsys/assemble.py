@@ -23,9 +23,11 @@ from meshsys.torus import Placement, Topology, TopologyError, place
 from models import SAVEABLE_NAMES, Batch, Decoder, ModelConfig
 from schedules import families
 from schedules.actions import Schedule, ScheduleError, from_csv, split_backward
+from schedules.costs import Costs
 from schedules.program import PipelineModel, Program, SplitModel, split_model
+from schedules.recompute import add_recompute
 from schedules.remat import Remat
-from schedules.validate import validate
+from schedules.validate import recomputing_stages, validate
 
 __all__ = ["Assembly", "assemble", "split_blocks"]
 
@@ -76,9 +78,10 @@ def assemble(config: Config, *, poison: bool = False) -> Assembly:
     blocks = (decoder.prepare, decoder.embed, decoder.layer, decoder.head, decoder.embed_part, decoder.head_part)
     model = PipelineModel(*blocks)
     remat = _remat(config)
-    split = split_blocks(config, model, remat)
+    split = split_blocks(config, model, remat, apart=bool(recomputing_stages(schedule)))
     _check_remat(config, model, remat, split)
-    program = Program(schedule, config.model.layers, remat, poison=poison)
+    spread = config.pipeline.head == "vocab_parallel"
+    program = Program(schedule, config.model.layers, remat, vocab_parallel=spread, poison=poison)
     return Assembly(config, tokenizer, placement, schedule, decoder, model, program, split)
 
 
@@ -113,6 +116,7 @@ def _check_axes(config: Config) -> None:
         ("tensor", "model.heads", model.heads),
         ("tensor", "model.d_ff", model.d_ff),
         ("fsdp", "model.d_model", model.d_model),
+        ("pipe", "model.vocab_size", model.vocab_size if config.pipeline.head == "vocab_parallel" else 0),
     ):
         ways = getattr(axes, axis)
         if size % ways:
@@ -138,7 +142,16 @@ def _schedule(config: Config) -> Schedule:
         if asked not in (None, held):
             raise ConfigError(f"{option}={asked}, but {said} is made for {held}; set {option}={held}")
     split = pipeline.remat != "full" if pipeline.split_backward is None else pipeline.split_backward
-    return split_backward(schedule) if split else schedule
+    schedule = split_backward(schedule) if split else schedule
+    apart = pipeline.split_recompute or bool(recomputing_stages(schedule))
+    if apart and pipeline.remat == "none":
+        what = "pipeline.split_recompute=true" if pipeline.split_recompute else f"{said} has R actions, but"
+        raise ConfigError(f"{what} finds nothing to recompute with pipeline.remat=none; set pipeline.remat=full, say")
+    return add_recompute(schedule, _EQUAL) if pipeline.split_recompute else schedule
+
+
+# Under full remat R is about a forward, and with it apart I and W are too.
+_EQUAL = Costs(F=1, R=1, I=1, W=1)
 
 
 def _make(config: Config) -> Schedule:
@@ -191,7 +204,7 @@ def _remat(config: Config) -> Remat:
         raise ConfigError(f"pipeline.remat={config.pipeline.remat} {error}") from None
 
 
-def split_blocks(config: Config, model: PipelineModel, remat: Remat) -> SplitModel:
+def split_blocks(config: Config, model: PipelineModel, remat: Remat, *, apart: bool = False) -> SplitModel:
     """The blocks' backwards, cut under a policy, for one device's share of a microbatch of a checked configuration."""
     decoder = Decoder(config.model)
     shares = config.pipeline.microbatches * math.prod(getattr(config.mesh.axes, axis) for axis in BATCH_AXES)
@@ -203,7 +216,7 @@ def split_blocks(config: Config, model: PipelineModel, remat: Remat) -> SplitMod
     key = jax.eval_shape(jax.random.key, 0)
     params: Any = jax.eval_shape(lambda key: decoder.cast(decoder.init(key)), key)
     layer = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params["layers"])
-    return split_model(model, layer, params["shared"], batch, key, remat)
+    return split_model(model, layer, params["shared"], batch, key, remat, apart=apart)
 
 
 def _check_remat(config: Config, model: PipelineModel, remat: Remat, split: SplitModel) -> None:

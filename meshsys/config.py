@@ -166,6 +166,9 @@ class PipelineConfig(_Section):
             `names:a,b` (keep only these), or `offload:a,b` (keep these in host memory).
         split_backward: run input and weight gradients as two actions, I and W; null means yes except under
             `remat: full`, where what I recomputes would wait for W.
+        split_recompute: recompute in an action of its own, R, which runs where its rank would wait.
+        head: whether the first stage runs the embedding and the `last_stage` the output layer, or every rank of the
+            pipeline runs its part of both for each microbatch (`vocab_parallel`).
         fsdp_gather: gather `fsdp`-sharded weights once a `step` or once a `tick`.
     """
 
@@ -175,6 +178,8 @@ class PipelineConfig(_Section):
     group: Count | None = None
     remat: str = "none"
     split_backward: bool | None = None
+    split_recompute: bool = False
+    head: Literal["last_stage", "vocab_parallel"] = "last_stage"
     fsdp_gather: Literal["step", "tick"] = "step"
 
     @field_validator("remat")

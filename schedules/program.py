@@ -28,10 +28,10 @@ from schedules.backward import SplitBlock, split
 from schedules.borrow import borrow, give_back
 from schedules.buffers import LIFETIMES, RECOMPUTE_LIFETIMES, Buffers, blank, get, put
 from schedules.collectives import gather, is_spec, manual_part, reduce_gradient, scatter, sum_over, without
-from schedules.recompute import recomputing_stages
 from schedules.remat import Remat
 from schedules.slots import Lifetime, TickTable, build_table
 from schedules.stages import StageLayout
+from schedules.validate import recomputing_stages
 
 __all__ = ["Part", "PipelineModel", "Program", "SplitModel", "split_model"]
 

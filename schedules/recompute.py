@@ -1,4 +1,4 @@
-"""R as an action of its own: which stages have it, and where it goes.
+"""Where R goes, as an action of its own.
 
 Recomputation needs nothing that travels, so it can run while its rank would wait for a gradient (Lynx; Chen et al.
 2024, arXiv:2406.08756).
@@ -10,11 +10,11 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Literal
 
-from schedules.actions import Action, Kind, Schedule, ScheduleError
+from schedules.actions import Action, Kind, Schedule
 from schedules.costs import Costs
 from schedules.simulate import simulate
 
-__all__ = ["add_recompute", "recomputing_stages"]
+__all__ = ["add_recompute"]
 
 # How many of its rank's actions earlier than right before the backward an R may run.
 _FARTHEST = 3
@@ -47,23 +47,3 @@ def _insert(schedule: Schedule, stages: frozenset[int], ahead: int) -> Schedule:
             made.append(action)
         rows.append(tuple(made))
     return replace(schedule, actions=tuple(rows))
-
-
-def recomputing_stages(schedule: Schedule) -> frozenset[int]:
-    """The stages that have R.
-
-    Raises:
-        ScheduleError: a stage has R for some of its microbatches only.
-    """
-    having: dict[Kind, dict[int, set[int]]] = {Kind.F: {}, Kind.R: {}}
-    for action in schedule:
-        if action.kind in having:
-            having[action.kind].setdefault(action.stage, set()).add(action.microbatch)
-    for stage, again in having[Kind.R].items():
-        missing = having[Kind.F].get(stage, set()) - again
-        if missing:
-            raise ScheduleError(
-                f"stage {stage} has {stage}R{min(again)} but no {stage}R{min(missing)}; "
-                "write R for all microbatches of a stage or for none"
-            )
-    return frozenset(having[Kind.R])

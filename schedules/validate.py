@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from schedules.actions import Action, Kind, Schedule, ScheduleError
 from schedules.ticks import assign_ticks, fused_backwards, needs
 
-__all__ = ["live", "validate"]
+__all__ = ["live", "recomputing_stages", "validate"]
 
 
 def validate(schedule: Schedule, *, microbatches: int | None = None) -> None:
@@ -24,12 +24,33 @@ def validate(schedule: Schedule, *, microbatches: int | None = None) -> None:
     where = _check_duplicates(schedule)
     _check_complete(schedule, microbatches)
     _check_order(schedule, where)
+    recomputing_stages(schedule)
     assign_ticks(schedule)
 
 
 def live(schedule: Schedule) -> tuple[int, ...]:
     """Per rank, the peak number of (stage, microbatch) pairs between F and the end of their backward (W or B)."""
     return tuple(_peak(row) for row in schedule.actions)
+
+
+def recomputing_stages(schedule: Schedule) -> frozenset[int]:
+    """The stages that have R.
+
+    Raises:
+        ScheduleError: a stage has R for some of its microbatches only.
+    """
+    having: dict[Kind, dict[int, set[int]]] = {Kind.F: {}, Kind.R: {}}
+    for action in schedule:
+        if action.kind in having:
+            having[action.kind].setdefault(action.stage, set()).add(action.microbatch)
+    for stage, again in having[Kind.R].items():
+        missing = having[Kind.F].get(stage, set()) - again
+        if missing:
+            raise ScheduleError(
+                f"stage {stage} has {stage}R{min(again)} but no {stage}R{min(missing)}; "
+                "write R for all microbatches of a stage or for none"
+            )
+    return frozenset(having[Kind.R])
 
 
 def _peak(row: Iterable[Action]) -> int:

@@ -52,6 +52,7 @@ def plan_of(assembly: Assembly) -> Plan:
         remat=config.pipeline.remat,
         fsdp_gather=config.pipeline.fsdp_gather,
         residuals=values.residuals,
+        recomputed=values.recomputed,
         stash=values.stash,
         memory=memory.on_device(assembly, values),
         ranks=memory.on_ranks(assembly, values),

@@ -38,14 +38,16 @@ _BLOCKS = ("first", "layer", "last")
 
 @dataclass(frozen=True)
 class Values:
-    """What F leaves for I and W, and what I leaves for W."""
+    """What F leaves for R, I and W, what R leaves for I and W, and what I leaves for W."""
 
     residuals: tuple[ValuePlan, ...]
+    recomputed: tuple[ValuePlan, ...]
     stash: tuple[ValuePlan, ...]
 
     def waits(self) -> Iterable[tuple[ValuePlan, Kind]]:
         """Each value, and the action that leaves it."""
         yield from ((value, Kind.F) for value in self.residuals)
+        yield from ((value, Kind.R) for value in self.recomputed)
         yield from ((value, Kind.I) for value in self.stash)
 
 
@@ -54,13 +56,14 @@ def waiting_values(assembly: Assembly) -> Values:
     blocks = {block: getattr(assembly.split, block) for block in _BLOCKS}
     return Values(
         tuple(_value(assembly, block, value, Kind.F) for block in _BLOCKS for value in blocks[block].residuals),
+        tuple(_value(assembly, block, value, Kind.R) for block in _BLOCKS for value in blocks[block].recomputed),
         tuple(_value(assembly, block, value, Kind.I) for block in _BLOCKS for value in blocks[block].stash),
     )
 
 
 def _value(assembly: Assembly, block: str, crossing: Crossing, start: Kind) -> ValuePlan:
     program = assembly.program
-    until = Kind.W if start is Kind.I or crossing.for_weight else Kind.I
+    until = Kind.W if start is Kind.I or crossing.for_weight else Kind.I if crossing.for_input else Kind.R
     parts = _tensor_parts(crossing, assembly.config.model, assembly.axes["tensor"])
     slots = program.table.counts[program.lifetimes[block, start, until]]
     places = program.layout.table.shape[2] if block == "layer" else 1
@@ -123,6 +126,7 @@ def on_device(assembly: Assembly, values: Values) -> MemoryPlan:
         "gradients": gradients,
         "gathered_weights": gathered,
         "residual_slots": sum(value.total_bytes for value in values.residuals if not value.on_host),
+        "recomputed_slots": sum(value.total_bytes for value in values.recomputed),
         "stash_slots": sum(value.total_bytes for value in values.stash),
         "inbox_slots": (assembly.program.table.inbox_slots + 1) * x.size * x.dtype.itemsize,
         "workspace": _workspace(assembly),
@@ -183,8 +187,8 @@ def on_ranks(assembly: Assembly, values: Values) -> tuple[RankPlan, ...]:
     schedule, layout, table = assembly.schedule, assembly.program.layout, assembly.program.table
     kinds = layout.kinds()
     # Integers would end at 2**63, and what a slip of the finger asks for does not.
-    filled = {start: np.zeros((schedule.ranks, table.ticks)) for start in (Kind.F, Kind.I)}
-    for end in (Kind.I, Kind.W):
+    filled = {start: np.zeros((schedule.ranks, table.ticks)) for start in (Kind.F, Kind.R, Kind.I)}
+    for end in (Kind.R, Kind.I, Kind.W):
         for start in (kind for kind in filled if kind is not end):
             sizes = {block: 0 for block in _BLOCKS}
             for value, left_by in values.waits():
@@ -207,7 +211,7 @@ def on_ranks(assembly: Assembly, values: Values) -> tuple[RankPlan, ...]:
             residual_bytes=int(filled[Kind.F][rank].max()),
             stash_bytes=int(filled[Kind.I][rank].max()),
             inbox_bytes=int(inbox[rank]) * x.size * x.dtype.itemsize,
-            peak_bytes=int((filled[Kind.F] + filled[Kind.I])[rank].max()),
+            peak_bytes=int(sum(filled.values())[rank].max()),  # type: ignore[index]
         )
         for rank, peak in enumerate(live(schedule))
     )
@@ -229,4 +233,6 @@ def _waits(schedule: Schedule, start: Kind, end: Kind) -> Iterable[tuple[int, in
     for action, begins in ticks.items():
         if action.kind is start:
             later = (Action(action.stage, kind, action.microbatch) for kind in (end, Kind.B))
-            yield action.stage, begins, next(ticks[last] for last in later if last in ticks)
+            ends = next((ticks[last] for last in later if last in ticks), None)
+            if ends is not None:  # without R nothing waits for it
+                yield action.stage, begins, ends

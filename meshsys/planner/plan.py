@@ -125,7 +125,7 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class ValuePlan:
-    """A value that waits in slots: a residual (left by F) or a part of the stash (left by I).
+    """A value that waits in slots: a residual (F leaves it), a recomputed one (R) or a part of the stash (I).
 
     Attributes:
         block: `first` (the embedding), `layer` or `last` (the head).
@@ -133,7 +133,7 @@ class ValuePlan:
         shape: for one device's sequences; whole along what `tensor` divides.
         tensor: into how many parts the `tensor` axis divides it, as predicted.
         bytes: one device's part, for one microbatch and one layer.
-        until: the action that ends its wait, I or W.
+        until: the action that ends its wait, R, I or W.
         slots: how many of it a device can hold for each of its places.
         places: layers of a stage, 1 for `first` and `last`.
         total_bytes: bytes x slots x places, which every device allocates.
@@ -161,7 +161,7 @@ class MemoryPlan:
         batch: the tokens, positions and weights of a step.
         gradients: the accumulators, float32 at least.
         gathered_weights: copies of the weights as the layers read them.
-        residual_slots, stash_slots, inbox_slots: what waits between actions.
+        residual_slots, recomputed_slots, stash_slots, inbox_slots: what waits between actions.
         workspace: what an action uses while it runs, as predicted.
         temporaries: all that lives within a step, from `gradients` to `workspace`.
         total: what stays, the batch and the temporaries.
@@ -174,6 +174,7 @@ class MemoryPlan:
     gradients: int
     gathered_weights: int
     residual_slots: int
+    recomputed_slots: int
     stash_slots: int
     inbox_slots: int
     workspace: int
@@ -189,7 +190,7 @@ class RankPlan:
     Attributes:
         residual_bytes, stash_bytes: the most that waits of each, maybe in different ticks.
         inbox_bytes: the slots of its inbox that it ever fills.
-        peak_bytes: the most residuals and stash that wait at once.
+        peak_bytes: the most residuals, recomputed values and stash that wait at once.
     """
 
     rank: int
@@ -222,6 +223,7 @@ class Plan:
     remat: str
     fsdp_gather: str
     residuals: tuple[ValuePlan, ...]
+    recomputed: tuple[ValuePlan, ...]
     stash: tuple[ValuePlan, ...]
     memory: MemoryPlan
     ranks: tuple[RankPlan, ...]

@@ -118,8 +118,11 @@ def _values(plan: Plan) -> list[str]:
     lines = []
     for title, values in (
         (f"Residuals: what F keeps for the backward (remat {plan.remat})", plan.residuals),
+        ("Recomputed: what R leaves for I and W", plan.recomputed),
         ("Stash: what I leaves for W", plan.stash),
     ):
+        if values is plan.recomputed and not values:
+            continue
         rows = [
             (
                 value.block,
@@ -148,6 +151,7 @@ def _memory(plan: Plan) -> list[str]:
         ("gradients", memory.gradients),
         ("gathered weights", memory.gathered_weights),
         ("residual slots", memory.residual_slots),
+        ("recomputed slots", memory.recomputed_slots),
         ("stash slots", memory.stash_slots),
         ("inbox slots", memory.inbox_slots),
         ("workspace", memory.workspace),

@@ -154,6 +154,7 @@ def _memory(plan: Plan) -> str:
         ("gradients", memory.gradients),
         ("gathered weights", memory.gathered_weights),
         ("residual slots", memory.residual_slots),
+        ("recomputed slots", memory.recomputed_slots),
         ("stash slots", memory.stash_slots),
         ("inbox slots", memory.inbox_slots),
         ("workspace", memory.workspace),
@@ -196,8 +197,11 @@ def _values(plan: Plan) -> str:
     found = []
     for title, values in (
         (f"Residuals: what F keeps for the backward, remat {plan.remat}", plan.residuals),
+        ("Recomputed: what R leaves for I and W", plan.recomputed),
         ("Stash: what I leaves for W", plan.stash),
     ):
+        if values is plan.recomputed and not values:
+            continue
         size = bytes_text(sum(value.total_bytes for value in values))
         found.append(
             f"<details{' open' if values is plan.residuals else ''}><summary>{escape(title)} · {size}</summary>"

@@ -8,11 +8,11 @@ STYLE = """
 :root { color-scheme: light dark; --page: #fcfcfa; --ink: #17191e; --soft: #5c626d; --line: #e4e4df; --faint: #f3f3ef;
   --accent: #2f5fde; --idle: #d3d4d1; --link: #b9bcc2; --lost: #d0342c;
   --c0: #2f5fde; --c1: #7a9bf0; --c2: #c9cdd6; --c3: #14806f; --c4: #79bfb0; --c5: #c2571a; --c6: #e59a5f;
-  --c7: #edc9a0; --c8: #8a5cc7; }
+  --c7: #edc9a0; --c8: #8a5cc7; --c9: #c78ae0; }
 @media (prefers-color-scheme: dark) { :root { --page: #111317; --ink: #e6e8ec; --soft: #98a0ad; --line: #2a2e36;
   --faint: #191c22; --accent: #7ea2ff; --idle: #383d47; --link: #4b515d; --lost: #ff7a70;
   --c0: #5f86f2; --c1: #3f5cab; --c2: #565d6b; --c3: #2fa391; --c4: #1f6d61; --c5: #e07b3c; --c6: #a85a2b;
-  --c7: #74452a; --c8: #a37fe0; } }
+  --c7: #74452a; --c8: #a37fe0; --c9: #6d4a86; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 ui-sans-serif, system-ui, -apple-system,
   "Segoe UI", Roboto, "Helvetica Neue", sans-serif; font-variant-numeric: tabular-nums; }

@@ -7,9 +7,9 @@ import pytest
 from schedules.actions import Action, Kind, ScheduleError, from_csv, split_backward, to_csv
 from schedules.costs import Costs
 from schedules.families import make
-from schedules.recompute import add_recompute, recomputing_stages
+from schedules.recompute import add_recompute
 from schedules.simulate import simulate
-from schedules.validate import live, validate
+from schedules.validate import live, recomputing_stages, validate
 
 # A matmul-bound layer under full remat: recomputation is nearly a forward.
 APART, INSIDE = Costs(F=1, R=1, I=1, W=1), Costs(F=1, I=2, W=1)
@@ -58,4 +58,4 @@ def test_recompute_apart_costs_less_than_on_the_critical_path(name, timing, send
 
 def test_all_microbatches_of_a_stage_or_none():
     with pytest.raises(ScheduleError, match="stage 0 has 0R0 but no 0R1; write R for all microbatches of a stage"):
-        recomputing_stages(from_csv("0F0,0R0,0B0,0F1,0B1"))
+        validate(from_csv("0F0,0R0,0B0,0F1,0B1"))
