@@ -7,6 +7,7 @@ times: `schedules.ticks` says when each action runs in the lock-step program, an
 The CSV form is PyTorch's compute-only format (`torch.distributed.pipelining`): one row a rank,
 cells such as `0F0` (stage 0, forward, microbatch 0), `1B2`, `1I2`, `1W2`; an empty cell is a bubble;
 `(0F3;3B1)OVERLAP_F_B` is a pair which the writer ran at once, and which runs here in that order.
+One cell is ours alone: `-` is a bubble on purpose, and holds the next action back until the tick of its column.
 """
 
 from __future__ import annotations
@@ -60,12 +61,15 @@ class Schedule:
         pipelines: how many pipelines through the same model share the ranks. Stages 0 to `depth - 1` are the first
             one's, in model order, the next `depth` the second one's, and so on; stages that are `depth` apart hold
             the same layers. A microbatch runs in one pipeline.
+        holds: actions and ticks: in lock step the action runs in that tick or later, though it could run earlier, so
+            that it meets its like and makes no other tick longer. Ranks that run freely take no notice.
     """
 
     name: str
     actions: tuple[tuple[Action, ...], ...]
     placement: tuple[int, ...]
     pipelines: int = 1
+    holds: tuple[tuple[Action, int], ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -118,11 +122,14 @@ def split_backward(schedule: Schedule) -> Schedule:
         )
         for row in schedule.actions
     )
-    return replace(schedule, actions=rows)
+    fused = {action for action in schedule if action.kind is Kind.B}
+    holds = tuple((replace(held, kind=Kind.I) if held in fused else held, tick) for held, tick in schedule.holds)
+    return replace(schedule, actions=rows, holds=holds)
 
 
 _CELL = re.compile(r"([0-9]{1,6})\s*([A-Z_]+?)\s*([0-9]{1,6})")
 _PAIR = re.compile(r"\(\s*(.+?)\s*;\s*(.+?)\s*\)\s*OVERLAP_F_B")
+_HOLD = "-"
 _PYTORCH_ONLY = ("SEND_F", "RECV_F", "SEND_B", "RECV_B", "UNSHARD", "RESHARD", "REDUCE_GRAD")
 
 
@@ -133,10 +140,13 @@ def from_csv(text: str, name: str = "csv") -> Schedule:
         ScheduleError: a cell that is no action, a stage on two ranks, or a gap in the stages.
     """
     rows: list[tuple[Action, ...]] = []
+    holds: list[tuple[Action, int]] = []
     try:
         # Blank lines are no ranks; a line of commas is a rank of bubbles. Spreadsheets write a byte order mark.
         for cells in filter(None, csv.reader(io.StringIO(text.removeprefix("\ufeff")))):
-            rows.append(tuple(_parse_row(cells, len(rows))))
+            row = tuple(_parse_row(cells, len(rows)))
+            rows.append(tuple(action for action, _ in row))
+            holds += ((action, tick) for action, tick in row if tick)
     except csv.Error as error:
         raise ScheduleError(f"rank {len(rows)}: {error}; write one row a rank, with cells such as 0F0") from None
     while rows and not rows[-1]:
@@ -144,17 +154,21 @@ def from_csv(text: str, name: str = "csv") -> Schedule:
     if not rows:
         raise ScheduleError("the file holds no action; write one row a rank, with cells such as 0F0, 0I0, 0W0")
     placement = _placement_of(rows)
-    return Schedule(name, tuple(rows), placement, _pipelines_of(rows, len(placement)))
+    return Schedule(name, tuple(rows), placement, _pipelines_of(rows, len(placement)), tuple(holds))
 
 
-def _parse_row(cells: list[str], rank: int) -> Iterator[Action]:
+def _parse_row(cells: list[str], rank: int) -> Iterator[tuple[Action, int]]:
+    """The actions, each with the tick until which it is held back; 0 if it is not."""
+    held = False
     for column, cell in enumerate(cells):
         cell = cell.strip()
-        if not cell:
+        if cell in ("", _HOLD):
+            held |= cell == _HOLD
             continue
         pair = _PAIR.fullmatch(cell)
         for part in pair.groups() if pair else (cell,):
-            yield _parse_action(part, rank, column)
+            yield _parse_action(part, rank, column), column if held else 0
+            held = False
 
 
 def _parse_action(text: str, rank: int, column: int) -> Action:
@@ -200,10 +214,13 @@ def to_csv(schedule: Schedule, columns: Iterable[Iterable[Action | None]] | None
     """Writes the compute-only CSV.
 
     Args:
-        columns: per-rank cells with None for a bubble (a timeline); by default the bare lists.
+        columns: per-rank cells with None for a bubble (a timeline); by default the bare lists, which hold nothing back.
     """
+    held = {action for action, _ in schedule.holds}
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     for row in columns if columns is not None else schedule.actions:
-        writer.writerow("" if cell is None else str(cell) for cell in row)
+        cells = list(row)
+        bubbles = (_HOLD if after in held else "" for after in (*cells[1:], None))
+        writer.writerow(bubble if cell is None else str(cell) for cell, bubble in zip(cells, bubbles, strict=True))
     return out.getvalue()

@@ -2,7 +2,8 @@
 
 One tick is one iteration of the compiled scan: every rank runs at most one action, and what it
 produced is on its neighbours at the end of the tick. So an action may run in the tick after the last
-of the actions that it needs, and a rank's actions run in the order of its list.
+of the actions that it needs, and a rank's actions run in the order of its list. They run as early as that allows, but
+for those that the schedule holds back.
 """
 
 from __future__ import annotations
@@ -38,12 +39,14 @@ def fused_backwards(schedule: Schedule) -> frozenset[tuple[int, int]]:
 
 
 def assign_ticks(schedule: Schedule) -> dict[Action, int]:
-    """The earliest tick of every action, given each rank's order.
+    """The earliest tick of every action, given each rank's order and what is held back.
 
     Raises:
         ScheduleError: no rank can go on (deadlock); names a rank, its action and what that waits for.
     """
     fused = fused_backwards(schedule)
+    holds = dict(schedule.holds)
+    held_until = max(holds.values(), default=0)
     ticks: dict[Action, int] = {}
     position = [0] * schedule.ranks
     left = sum(len(row) for row in schedule.actions)
@@ -53,9 +56,11 @@ def assign_ticks(schedule: Schedule) -> dict[Action, int]:
         for rank, row in enumerate(schedule.actions):
             if position[rank] < len(row):
                 action = row[position[rank]]
+                if holds.get(action, 0) > tick:
+                    continue
                 if all(ticks.get(need, tick) < tick for need in needs(action, schedule, fused)):
                     ran.append((rank, action))
-        if not ran:
+        if not ran and tick >= held_until:
             raise ScheduleError(_deadlock(schedule, position, ticks, fused))
         for rank, action in ran:
             ticks[action] = tick

@@ -25,6 +25,7 @@ def validate(schedule: Schedule, *, microbatches: int | None = None) -> None:
     _check_complete(schedule, microbatches)
     _check_order(schedule, where)
     recomputing_stages(schedule)
+    _check_holds(schedule, where)
     assign_ticks(schedule)
 
 
@@ -166,3 +167,13 @@ def _check_order(schedule: Schedule, where: dict[Action, int]) -> None:
                         f"rank {rank}, action {action} recomputes what {later} has used already; "
                         f"move it before {later} or remove it"
                     )
+
+
+def _check_holds(schedule: Schedule, where: dict[Action, int]) -> None:
+    for action, tick in schedule.holds:
+        if action not in where:
+            raise ScheduleError(f"action {action} is held back until tick {tick}, and no rank runs it; add it")
+        if not 0 <= tick < len(where):
+            raise ScheduleError(
+                f"action {action} is held back until tick {tick}; {len(where)} actions take ticks 0 to {len(where) - 1}"
+            )

@@ -22,7 +22,7 @@ def describe(plan: Plan) -> str:
 
 def schedule_of(plan: Plan) -> Schedule:
     """The schedule that the plan's timeline shows."""
-    rows = (",".join(cell or "" for cell in row) for row in plan.schedule.timeline)
+    rows = (",".join(cell or "-" for cell in row) for row in plan.schedule.timeline)
     return from_csv("\n".join(rows), plan.schedule.name)
 
 

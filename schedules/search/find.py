@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from schedules.search.known import known_schedules
 from schedules.search.lockstep import Table, lockstep_beam
 from schedules.search.question import KINDS, Question, Shape
 from schedules.simulate import Timeline, simulate
+from schedules.ticks import needs
 from schedules.validate import validate
 
 __all__ = ["Answer", "search"]
@@ -70,26 +71,41 @@ def _candidates(question: Question, bound: float) -> Iterator[tuple[str, Schedul
     shapes = [Shape(question, placement) for placement in question.placements]
     ticks = 3 * question.chunks * question.microbatches + 2 * question.stages
     width = max(4, math.ceil(question.seconds / 2 / (ticks * question.stages * _SECONDS_PER_CELL)))
-    tables = [
-        (shape, lockstep_beam(shape, math.ceil(width / 8), question.seed, waits=False, goal=bound)) for shape in shapes
-    ]
-    for shape, table in tables:
+    modes = (False, True) if question.timing == "lockstep" else (False,)
+    first: list[tuple[float, int, Shape, bool]] = []
+    for shape in shapes:
+        for waits in modes:
+            table = lockstep_beam(shape, math.ceil(width / 8), question.seed, waits=waits, goal=bound)
+            if table is not None:
+                first.append((table.makespan, len(first), shape, waits))
+                yield "beam", _schedule(shape, table)
+    if first:
+        *_, shape, waits = min(first)
+        table = lockstep_beam(shape, width, question.seed, waits=waits, goal=bound)
         if table is not None:
             yield "beam", _schedule(shape, table)
-    shape = min(tables, key=lambda pair: math.inf if pair[1] is None else pair[1].makespan)[0]
-    table = lockstep_beam(shape, width, question.seed, waits=False, goal=bound)
-    if table is not None:
-        yield "beam", _schedule(shape, table)
 
 
 def _schedule(shape: Shape, table: Table) -> Schedule:
+    """The table as lists of actions, with whatever runs later there than it could held back."""
     count = np.zeros((shape.Q, 3), int)
     stages = sorted(range(shape.Q), key=lambda stage: shape.column[stage])
+    ticks: dict[Action, int] = {}
     rows: list[list[Action]] = [[] for _ in range(shape.P)]
-    for tick in table.cells:
-        for rank in np.flatnonzero(tick >= 0):
-            chunk, kind = divmod(int(tick[rank]), 3)
+    for tick, cells in enumerate(table.cells):
+        for rank in np.flatnonzero(cells >= 0):
+            chunk, kind = divmod(int(cells[rank]), 3)
             stage = stages[rank * shape.V + chunk]
-            rows[rank].append(Action(stage, KINDS[kind], int(count[stage, kind])))
+            action = Action(stage, KINDS[kind], int(count[stage, kind]))
             count[stage, kind] += 1
-    return Schedule("search", tuple(map(tuple, rows)), shape.placement)
+            ticks[action] = tick
+            rows[rank].append(action)
+    schedule = Schedule("search", tuple(map(tuple, rows)), shape.placement)
+    holds = []
+    for row in rows:
+        for before, action in zip((None, *row), row, strict=False):
+            earlier = [ticks[need] for need in needs(action, schedule)]
+            earlier += [] if before is None else [ticks[before]]
+            if ticks[action] > 1 + max(earlier, default=-1):
+                holds.append((action, ticks[action]))
+    return replace(schedule, holds=tuple(holds))

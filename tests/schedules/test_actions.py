@@ -31,6 +31,11 @@ def test_split_backward_puts_w_right_after_i():
     assert split_backward(split) == split
 
 
+def test_split_backward_holds_i_back_in_the_place_of_b():
+    split = split_backward(from_csv("0F0,-,0B0,0F1,-,-,0I1,0W1"))
+    assert split.holds == ((Action(0, Kind.I, 0), 2), (Action(0, Kind.I, 1), 6))
+
+
 @pytest.mark.parametrize("name", names())
 @pytest.mark.parametrize("bubbles", [False, True])
 def test_csv_round_trip(name, bubbles):

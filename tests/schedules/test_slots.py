@@ -20,6 +20,8 @@ BY_HAND = {
     ",1F0,2F0,1F1,2F1,,1F2,2I0,(2F2;1I0)OVERLAP_F_B,2W0,2B1,1W0,1B1,2I2,1I2,2W2,1W2\n",
     # Three ranks in an order in which no two messages travel equally far.
     "csv:scattered": "0F0,0F1,3F0,3F1,3I0,3I1,0I0,0I1,3W0,3W1,0W1,0W0\n2F0,2F1,2B0,2I1,2W1\n1F0,1F1,1I0,1I1,1W1,1W0\n",
+    # Bubbles on purpose: what is held back waits in the inbox or in its buffers.
+    "csv:held": "0F0,0F1,-,-,-,0I0,0I1,0W0,0W1\n,-,-,1F0,1I0,-,-,1F1,1I1,1W0,1W1\n",
 }
 
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from schedules.actions import Action, Kind, ScheduleError, from_csv, split_backward
+from schedules.actions import Action, Kind, ScheduleError, from_csv, split_backward, to_csv
 from schedules.families import make, names
 from schedules.ticks import assign_ticks, needs, timeline
 
@@ -53,6 +53,21 @@ def test_timeline_by_hand():
         "0F0 0F1 . 0I0 0W0 0I1 0W1",
         ". 1F0 1B0 1F1 1I1 1W1 .",
     ]
+
+
+def test_held_actions_by_hand():
+    """`-` holds the next action back until the tick of its column; without it, 1F1 and 0I0 would run in tick 3."""
+    text = "0F0,0F1,,-,0I0,0W0,0I1,0W1\n,1F0,1I0,-,1F1,1I1,1W0,1W1\n"
+    schedule = from_csv(text)
+    assert schedule.holds == ((Action(0, Kind.I, 0), 4), (Action(1, Kind.F, 1), 4))
+    assert to_csv(schedule, timeline(schedule)) == text
+    early = timeline(from_csv(text.replace("-", "")))
+    assert (early[0][3], early[1][3]) == (Action(0, Kind.I, 0), Action(1, Kind.F, 1))
+
+
+def test_a_deadlock_after_a_hold_is_found():
+    with pytest.raises(ScheduleError, match="0I0 waits for 0F0"):
+        assign_ticks(from_csv("-,-,-,0I0,0F0,0W0"))
 
 
 def test_needs():

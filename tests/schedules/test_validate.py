@@ -85,6 +85,21 @@ def test_microbatches_must_be_those_asked_for():
         validate(make("1f1b", ranks=2, microbatches=4), microbatches=6)
 
 
+@pytest.mark.parametrize(
+    ("hold", "words"),
+    [
+        ((Action(0, Kind.F, 1), 2), "action 0F1 is held back until tick 2, and no rank runs it"),
+        ((Action(0, Kind.B, 0), 2), "action 0B0 is held back until tick 2; 2 actions take ticks 0 to 1"),
+        ((Action(0, Kind.B, 0), -1), "tick -1"),
+    ],
+)
+def test_holds(hold, words):
+    schedule = from_csv("0F0,0B0")
+    validate(dataclasses.replace(schedule, holds=((Action(0, Kind.B, 0), 1),)))
+    with pytest.raises(ScheduleError, match=words):
+        validate(dataclasses.replace(schedule, holds=(hold,)))
+
+
 @pytest.mark.parametrize("name", names())
 def test_one_action_lost_or_doubled_is_noticed(name):
     schedule = split_backward(make(name, ranks=3, microbatches=3))
