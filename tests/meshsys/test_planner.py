@@ -39,7 +39,7 @@ def test_json_reads_back():
     found = json.loads(plan.to_json())
     assert list(found) == [
         "run", "parameters", "mesh", "stages", "schedule", "batch", "remat", "fsdp_gather",
-        "residuals", "stash", "memory", "ranks", "predictions",
+        "residuals", "recomputed", "stash", "memory", "ranks", "predictions",
     ]  # fmt: skip
     with pytest.raises(ValueError, match="Plan"):
         Plan.from_json("{}")
@@ -130,7 +130,7 @@ def test_slots_are_what_the_busiest_rank_fills():
     ]  # fmt: skip
     assert {v.slots for v in plan.residuals if v.block == "layer"} == {4}
     assert {v.slots for v in plan.stash} == {1}
-    for value in (*plan.residuals, *plan.stash):
+    for value in (*plan.residuals, *plan.recomputed, *plan.stash):
         assert value.total_bytes == value.bytes * value.slots * value.places
 
 
@@ -207,7 +207,7 @@ def test_description(remat):
     assert all(line == line.rstrip() for line in text.splitlines())
     for words in ("tiny", "pipe", "(1,1,1) pipe 1 data 1 tensor 1", "rank 1", "interleaved_1f1b", "workspace", remat):
         assert words in text
-    for value in (*plan.residuals, *plan.stash):
+    for value in (*plan.residuals, *plan.recomputed, *plan.stash):
         assert value.name in text
 
 
