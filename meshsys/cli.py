@@ -15,6 +15,7 @@ from pathlib import Path
 
 from meshsys.arguments import Parser, add_config, command, number
 from meshsys.errors import ConfigError
+from meshsys.plan_command import add_plan_command
 from meshsys.schedule_commands import add_schedule_commands
 from schedules.actions import ScheduleError
 
@@ -60,17 +61,6 @@ def _train(args: argparse.Namespace) -> int:
     from meshsys.train import train
 
     return train(config)
-
-
-def _plan(args: argparse.Namespace) -> None:
-    from meshsys.config import load_config
-
-    config = load_config(args.config, args.overrides)
-
-    from meshsys.planner import describe, make_plan
-
-    plan = make_plan(config)
-    print(plan.to_json() if args.json else describe(plan))
 
 
 def _generate(args: argparse.Namespace) -> None:
@@ -122,11 +112,8 @@ def _parser() -> Parser:
     parser = Parser(prog="meshsys", description="Train language models on torus meshes.", allow_abbrev=False)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    train = command(commands, "train", _train, "train a configuration; resumes where its run stopped")
-    plan = command(commands, "plan", _plan, "show devices, stages, schedule and memory, without training")
-    plan.add_argument("--json", action="store_true", help="as JSON")
-    for taker in (train, plan):
-        add_config(taker)
+    add_config(command(commands, "train", _train, "train a configuration; resumes where its run stopped"))
+    add_plan_command(commands)
     add_schedule_commands(commands)
 
     generate = command(commands, "generate", _generate, "continue a text with a trained model")

@@ -6,6 +6,7 @@ Shapes: M microbatches, B sequences of a microbatch, S sequence; layer leaves [P
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -45,7 +46,11 @@ class Metrics(NamedTuple):
 
 
 class Step:
-    """The compiled step of an assembly on a mesh, and the shardings of its state."""
+    """The compiled step of an assembly on a mesh, and the shardings of its state.
+
+    Nothing is put on a device before the first step is taken, so a mesh of devices that are not there
+    (`jax.experimental.topologies`) will do for `lower`.
+    """
 
     def __init__(self, assembly: Assembly, mesh: Mesh):
         self.assembly, self.mesh = assembly, mesh
@@ -66,9 +71,7 @@ class Step:
         )
         replicated = NamedSharding(mesh, PartitionSpec())
         self._batch_sharding = NamedSharding(mesh, PartitionSpec(None, BATCH_AXES))
-        self._rows = jax.device_put(
-            assembly.program.rows(), NamedSharding(mesh, PartitionSpec(None, "pipe"))
-        )
+        self._rows_sharding = NamedSharding(mesh, PartitionSpec(None, "pipe"))
         self._compiled: jax.stages.Compiled | None = None
         self._run = jax.jit(
             self._step,
@@ -119,6 +122,10 @@ class Step:
 
     # --- Step -----------------------------------------------------------------------------------------------
 
+    @cached_property
+    def _rows(self) -> PyTree:
+        return jax.device_put(self.assembly.program.rows(), self._rows_sharding)
+
     def __call__(self, state: State, batch: data.Batch) -> tuple[State, Metrics]:
         """Takes one step; the state given is consumed."""
         run = self._run if self._compiled is None else self._compiled
@@ -149,7 +156,11 @@ class Step:
         length = config.data.sequence_length
         ints = struct(jnp.int32, length)
         batch = Batch(ints, ints, ints, ints, struct(jnp.float32, length), struct(jnp.int32))
-        return state, batch, self._rows
+        rows = jax.tree.map(
+            lambda column: jax.ShapeDtypeStruct(column.shape, column.dtype, sharding=self._rows_sharding),
+            self.assembly.program.rows(),
+        )
+        return state, batch, rows
 
     def put(self, batch: data.Batch) -> Batch:
         """The global batch [rows, S], the same on every host, as the step's arrays [M, B, S]."""

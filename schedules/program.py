@@ -190,6 +190,11 @@ class Program:
     def _apart(self, block: str) -> bool:
         return block in self.ways and self.ways[block][1]
 
+    @property
+    def branch_count(self) -> int:
+        """Branches of the switch, the idle one included."""
+        return 1 + len(self._branches)
+
     def rows(self) -> dict[str, Any]:
         """The tick table as the arrays that the program scans over, [T, P] each; an input of the program."""
         table = self.table

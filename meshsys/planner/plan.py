@@ -13,6 +13,8 @@ __all__ = [
     "AxisPlan",
     "BatchPlan",
     "ChipPlan",
+    "CollectivePlan",
+    "CompiledPlan",
     "MemoryPlan",
     "MeshPlan",
     "Plan",
@@ -204,6 +206,60 @@ class RankPlan:
 
 
 @dataclass(frozen=True)
+class CollectivePlan:
+    """The collectives of one kind among devices that differ along the same axes, in a step of the busiest rank.
+
+    Attributes:
+        kind: all-gather, all-reduce, reduce-scatter, all-to-all or permute.
+        axes: mesh axes, as in "tensor" or "pipe+fsdp".
+        count: how many run.
+        bytes: of the full arrays over the group, all runs together; what a device sends, for a permute.
+        seconds: by the closed forms, all runs; None for chips of no particular kind.
+    """
+
+    kind: str
+    axes: str
+    count: int
+    bytes: float
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class CompiledPlan:
+    """What the compiler says of the step, in bytes on each device, and what its program does.
+
+    Attributes:
+        seconds: that it took to compile.
+        arguments, outputs: of a step; `reused` bytes of the outputs lie in the arguments.
+        temporaries: all that lives within a step.
+        host_temporaries: of those in host memory.
+        program: the code.
+        total: what a device must have: arguments, outputs that are not reused, temporaries and program.
+        limit: what the compiler lets a program have; None for chips of no particular kind.
+        flops: of the busiest rank's devices, for one step.
+        traffic: bytes to and from a device's memory, likewise.
+        step_seconds: estimated from the chip's peak numbers and the closed forms of collectives, ticks in lock
+            step; None for chips of no particular kind.
+        mfu: the model's FLOPs over what all devices could do in that time.
+    """
+
+    seconds: float
+    arguments: int
+    outputs: int
+    reused: int
+    temporaries: int
+    host_temporaries: int
+    program: int
+    total: int
+    limit: int | None
+    flops: float
+    traffic: float
+    collectives: tuple[CollectivePlan, ...]
+    step_seconds: float | None
+    mfu: float | None
+
+
+@dataclass(frozen=True)
 class Plan:
     """Everything that is known before a run.
 
@@ -212,6 +268,7 @@ class Plan:
         parameters: number of parameters of the model, tied ones once.
         remat, fsdp_gather: as in the configuration's `pipeline` section.
         predictions: which numbers are estimates; the others are those that the program is built from.
+        compiled: the compiler's figures, where it was asked.
     """
 
     run: str
@@ -228,6 +285,7 @@ class Plan:
     memory: MemoryPlan
     ranks: tuple[RankPlan, ...]
     predictions: tuple[str, ...]
+    compiled: CompiledPlan | None = None
 
     def to_json(self) -> str:
         """One JSON object; its keys are the names of the fields."""

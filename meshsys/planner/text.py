@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from meshsys.planner.plan import Plan, ValuePlan
+from meshsys.planner.plan import CompiledPlan, Plan, ValuePlan
 from schedules import render
 from schedules.actions import Schedule, from_csv
 
-__all__ = ["bytes_text", "describe", "layers_text", "place_text", "schedule_of"]
+__all__ = ["bytes_text", "describe", "layers_text", "place_text", "schedule_of", "seconds_text"]
 
 _WIDTH = 110
 _TIMELINE_LINES, _DEVICE_LINES = 40, 16  # the most that are shown
@@ -16,7 +16,9 @@ _TIMELINE_LINES, _DEVICE_LINES = 40, 16  # the most that are shown
 
 def describe(plan: Plan) -> str:
     """The plan, section by section, without a line break at the end."""
-    sections = (_head(plan), _mesh(plan), _stages(plan), _timeline(plan), _values(plan), _memory(plan), _notes(plan))
+    sections = [_head(plan), _mesh(plan), _stages(plan), _timeline(plan), _values(plan), _memory(plan), _notes(plan)]
+    if plan.compiled is not None:
+        sections.append(_compiled(plan, plan.compiled))
     return "\n\n".join("\n".join(section) for section in sections)
 
 
@@ -33,6 +35,24 @@ def bytes_text(size: float) -> str:
             return f"{size:.3g} {unit}"
         size /= 1024
     return f"{size:.4g} TiB"
+
+
+def seconds_text(seconds: float | None) -> str:
+    """Seconds with three digits and a unit; "-" for None."""
+    if seconds is None:
+        return "-"
+    for factor, unit in ((1, "s"), (1e3, "ms")):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def _count_text(number: float) -> str:
+    for unit in ("", "k", "M", "G", "T"):
+        if number < 1000:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.4g} P"
 
 
 def layers_text(layers: Sequence[int]) -> str:
@@ -180,6 +200,41 @@ def _memory(plan: Plan) -> list[str]:
         "Peaks of each rank, in bytes a device (what it fills of its slots)",
         *_table(head, rows),
     ]
+
+
+def _compiled(plan: Plan, compiled: CompiledPlan) -> list[str]:
+    parts = [
+        ("arguments", compiled.arguments),
+        ("outputs", compiled.outputs),
+        ("of these in the arguments", compiled.reused),
+        ("temporaries", compiled.temporaries),
+        ("host temporaries", compiled.host_temporaries),
+        ("program", compiled.program),
+        ("total", compiled.total),
+    ]
+    if compiled.limit is not None:
+        parts.append(("the compiler's limit", compiled.limit))
+    rows = [
+        (each.kind, each.axes, f"{each.count:,}", bytes_text(each.bytes), seconds_text(each.seconds))
+        for each in compiled.collectives
+    ]
+    lines = [
+        f"Compiled for {plan.mesh.topology} in {compiled.seconds:.1f} s; of a device:",
+        *_table(("", "bytes"), [(name, bytes_text(size)) for name, size in parts]),
+        f"  temporaries: predicted {plan.memory.temporaries / max(1, compiled.temporaries):.2f}x",
+        "",
+        "Collectives of a step, on the busiest rank (bytes of the full arrays; time if they ran alone)",
+        *_table(("kind", "axes", "count", "bytes", "time"), rows),
+        "",
+        "Work of a step, on the busiest rank, and the time that it takes by the chip's peak numbers",
+        f"  {_count_text(compiled.flops)}FLOP, {bytes_text(compiled.traffic)} of memory traffic",
+    ]
+    if compiled.step_seconds is not None:
+        lines.append(
+            f"  {seconds_text(compiled.step_seconds)} a step at best, {compiled.mfu:.1%} of the peak (MFU), "
+            f"{plan.batch.tokens_a_step / compiled.step_seconds:,.0f} tokens/s"
+        )
+    return lines
 
 
 def _notes(plan: Plan) -> list[str]:

@@ -1,7 +1,7 @@
-"""TPU generations: which slice shapes can be had, and where their links wrap around.
+"""TPU generations: which slice shapes can be had, where their links wrap around, and what a chip can do.
 
-Source: Google Cloud's TPU documentation (v4, v5p, v5e, v6e, Ironwood) and, for the number of cubes
-in a pod, the table of slice shapes in XPK.
+Source: Google Cloud's TPU documentation (v4, v5p, v5e, v6e, Ironwood); for the number of cubes in a pod the table
+of slice shapes in XPK, for the links' bandwidth the scaling book.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["GENERATIONS", "Generation", "Shape"]
+__all__ = ["GENERATIONS", "Chip", "Generation", "Shape"]
 
 Shape = tuple[int, ...]
 
@@ -20,17 +20,38 @@ _FULL = 16  # the length at which a dimension of a 2-D generation closes on itse
 
 
 @dataclass(frozen=True)
+class Chip:
+    """Peak numbers of what JAX shows as a device.
+
+    Attributes:
+        flops: bfloat16 floating-point operations a second.
+        hbm: bytes of its memory that the compiler lets a program have.
+        hbm_bandwidth: bytes a second.
+        link_bandwidth: bytes a second of one link, one way.
+        hop: seconds that a message takes over one link, however short it is.
+    """
+
+    flops: float
+    hbm: float
+    hbm_bandwidth: float
+    link_bandwidth: float
+    hop: float = 1e-6
+
+
+@dataclass(frozen=True)
 class Generation:
     """One TPU generation.
 
     Attributes:
         name: as in `mesh.topology=NAME:4x4x4`.
+        chip: peak numbers of a device.
         shapes: the shapes listed one by one, in the order of dimensions that the cloud sells.
         cubes: the most 4x4x4 cubes that one slice joins, in any arrangement; 0 where there are none.
         cores: devices that JAX shows a chip.
     """
 
     name: str
+    chip: Chip
     shapes: tuple[Shape, ...]
     cubes: int = 0
     cores: int = 1
@@ -83,13 +104,19 @@ def _log_ratio(a: list[int] | Shape, b: list[int] | Shape) -> float:
 
 _PARTS_OF_A_CUBE = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
 _FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
-_IRONWOOD = Generation("ironwood", ((1, 1, 1), *_PARTS_OF_A_CUBE), cubes=144, cores=2)
+_GIB = 2.0**30
+_V4 = Chip(2.75e14, 30.75 * _GIB, 1.2e12, 4.5e10)
+_V5P = Chip(4.59e14, 95.73 * _GIB, 2.765e12, 9e10)
+_V5E = Chip(1.97e14, 15.75 * _GIB, 8.1e11, 4.5e10)
+_V6E = Chip(9.18e14, 31.24 * _GIB, 1.64e12, 9e10)
+_IRONWOOD_CORE = Chip(1.1535e15, 94.74 * _GIB, 3.69e12, 9e10)  # half a chip
+_IRONWOOD = Generation("ironwood", _IRONWOOD_CORE, ((1, 1, 1), *_PARTS_OF_A_CUBE), cubes=144, cores=2)
 
 GENERATIONS: dict[str, Generation] = {
-    "v4": Generation("v4", _PARTS_OF_A_CUBE, cubes=64),
-    "v5p": Generation("v5p", _PARTS_OF_A_CUBE, cubes=140),
-    "v5e": Generation("v5e", _FLAT),
-    "v6e": Generation("v6e", _FLAT),
+    "v4": Generation("v4", _V4, _PARTS_OF_A_CUBE, cubes=64),
+    "v5p": Generation("v5p", _V5P, _PARTS_OF_A_CUBE, cubes=140),
+    "v5e": Generation("v5e", _V5E, _FLAT),
+    "v6e": Generation("v6e", _V6E, _FLAT),
     "ironwood": _IRONWOOD,
     "v7": _IRONWOOD,
     "tpu7x": _IRONWOOD,

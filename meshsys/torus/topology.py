@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from meshsys.torus.generations import GENERATIONS, Generation, Shape
+from meshsys.torus.generations import GENERATIONS, Chip, Generation, Shape
 
 __all__ = ["Topology", "TopologyError"]
 
@@ -101,6 +101,11 @@ class Topology:
     def cores(self) -> int:
         """Devices a chip."""
         return self._kind.cores if self.generation else 1
+
+    @property
+    def chip(self) -> Chip | None:
+        """Peak numbers of a device; None for chips of no particular kind."""
+        return self._kind.chip if self.generation else None
 
     @property
     def dims(self) -> Shape:

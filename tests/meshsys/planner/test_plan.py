@@ -39,7 +39,7 @@ def test_json_reads_back():
     found = json.loads(plan.to_json())
     assert list(found) == [
         "run", "parameters", "mesh", "stages", "schedule", "batch", "remat", "fsdp_gather",
-        "residuals", "recomputed", "stash", "memory", "ranks", "predictions",
+        "residuals", "recomputed", "stash", "memory", "ranks", "predictions", "compiled",
     ]  # fmt: skip
     with pytest.raises(ValueError, match="Plan"):
         Plan.from_json("{}")

@@ -1,0 +1,54 @@
+"""FLOPs of a model: what its blocks' jaxprs multiply, and what a step must do whatever the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from meshsys.assemble import Assembly
+
+__all__ = ["model_flops", "product_flops"]
+
+
+def product_flops(function: Callable, *args: Any) -> float:
+    """FLOPs of the matrix products of a function, two for each multiplication and addition."""
+    return _of_jaxpr(jax.make_jaxpr(function)(*args).jaxpr)
+
+
+def model_flops(assembly: Assembly) -> float:
+    """What a step needs over all devices: three forwards of every product, half of attention's under a causal mask.
+
+    6 FLOPs a token and a parameter that multiplies (the embedding looks up), and attention's scores and context
+    (Chowdhery et al. 2022, PaLM, appendix B, which counts the whole square; Dao et al. 2022 count the half).
+    """
+    config = assembly.config
+    model, length = config.model, config.data.sequence_length
+    head_dim = model.head_dim
+    projections = model.d_model * head_dim * (2 * model.heads + 2 * model.num_kv_heads)
+    layer = 2 * (projections + 3 * model.d_model * model.d_ff) + 2 * length * model.heads * head_dim
+    token = model.layers * layer + 2 * model.d_model * model.vocab_size
+    return 3.0 * token * config.data.batch_size * length
+
+
+def _of_jaxpr(jaxpr: Any) -> float:
+    total = 0.0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            left = equation.invars[0].aval.shape
+            total += 2.0 * equation.outvars[0].aval.size * float(np.prod([left[i] for i in contracted]))
+        times = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
+        total += times * sum(map(_of_jaxpr, _inner(equation.params.values())))
+    return total
+
+
+def _inner(values: Iterable[Any]) -> Iterator[Any]:
+    """The jaxprs among an equation's parameters."""
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            yield from _inner(value)
+        elif hasattr(value, "eqns"):
+            yield getattr(value, "jaxpr", value)
