@@ -18,6 +18,8 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
+from typing import NamedTuple
 
 __all__ = ["Action", "Kind", "Schedule", "ScheduleError", "from_csv", "split_backward", "to_csv"]
 
@@ -38,8 +40,7 @@ class Kind(StrEnum):
     __hash__ = str.__hash__  # Enum's own is Python code, and every look-up of an Action would run it
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Action:
+class Action(NamedTuple):  # tuples are made, compared and hashed in C; a long schedule has 100,000 of them
     """One stage's work on one microbatch; prints as `0F3`."""
 
     stage: int
@@ -80,17 +81,17 @@ class Schedule:
     def stages(self) -> int:
         return len(self.placement)
 
-    @property
+    @cached_property
     def depth(self) -> int:
         """Stages that a microbatch goes through."""
         return len(self.placement) // self.pipelines
 
-    @property
+    @cached_property
     def chunks(self) -> int:
         """The most stages that one rank holds."""
         return max(len(self.stages_of(rank)) for rank in range(self.ranks))
 
-    @property
+    @cached_property
     def microbatches(self) -> int:
         return 1 + max((action.microbatch for action in self), default=-1)
 
@@ -123,7 +124,7 @@ def split_backward(schedule: Schedule) -> Schedule:
         for row in schedule.actions
     )
     fused = {action for action in schedule if action.kind is Kind.B}
-    holds = tuple((replace(held, kind=Kind.I) if held in fused else held, tick) for held, tick in schedule.holds)
+    holds = tuple((held._replace(kind=Kind.I) if held in fused else held, tick) for held, tick in schedule.holds)
     return replace(schedule, actions=rows, holds=holds)
 
 

@@ -8,6 +8,8 @@ for those that the schedule holds back.
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from schedules.actions import Action, Kind, Schedule, ScheduleError
 
 __all__ = ["assign_ticks", "fused_backwards", "needs", "timeline"]
@@ -46,27 +48,28 @@ def assign_ticks(schedule: Schedule) -> dict[Action, int]:
     """
     fused = fused_backwards(schedule)
     holds = dict(schedule.holds)
-    held_until = max(holds.values(), default=0)
     ticks: dict[Action, int] = {}
     position = [0] * schedule.ranks
-    left = sum(len(row) for row in schedule.actions)
-    tick = 0
-    while left:
-        ran = []
-        for rank, row in enumerate(schedule.actions):
-            if position[rank] < len(row):
-                action = row[position[rank]]
-                if holds.get(action, 0) > tick:
-                    continue
-                if all(ticks.get(need, tick) < tick for need in needs(action, schedule, fused)):
-                    ran.append((rank, action))
-        if not ran and tick >= held_until:
-            raise ScheduleError(_deadlock(schedule, position, ticks, fused))
-        for rank, action in ran:
-            ticks[action] = tick
+    clock = [0] * schedule.ranks
+    waiting: defaultdict[Action, list[int]] = defaultdict(list)
+    # Each rank runs as far as it gets; one that waits goes on when what it waits for has run.
+    able = list(range(schedule.ranks))
+    while able:
+        rank = able.pop()
+        row = schedule.actions[rank]
+        while position[rank] < len(row):
+            action = row[position[rank]]
+            before = needs(action, schedule, fused)
+            missing = [need for need in before if need not in ticks]
+            if missing:
+                waiting[missing[0]].append(rank)
+                break
+            ticks[action] = max([clock[rank], holds.get(action, 0), *[ticks[need] + 1 for need in before]])
+            clock[rank] = ticks[action] + 1
             position[rank] += 1
-        left -= len(ran)
-        tick += 1
+            able += waiting.pop(action, ())
+    if waiting:
+        raise ScheduleError(_deadlock(schedule, position, ticks, fused))
     return ticks
 
 

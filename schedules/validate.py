@@ -23,10 +23,14 @@ def validate(schedule: Schedule, *, microbatches: int | None = None) -> None:
     _check_placement(schedule)
     where = _check_duplicates(schedule)
     _check_complete(schedule, microbatches)
-    _check_order(schedule, where)
     recomputing_stages(schedule)
     _check_holds(schedule, where)
-    assign_ticks(schedule)
+    try:
+        assign_ticks(schedule)
+    except ScheduleError:
+        _check_order(schedule, where)  # has the better words for a rank whose own order is wrong
+        raise
+    _check_recomputes(schedule, where)
 
 
 def live(schedule: Schedule) -> tuple[int, ...]:
@@ -150,7 +154,7 @@ def _check_pair(rank: int, stage: int, m: int, has: set[Kind], wanted: int) -> N
 
 
 def _check_order(schedule: Schedule, where: dict[Action, int]) -> None:
-    """A rank's own order; across ranks `assign_ticks` looks for deadlock."""
+    """No action comes before one of the same rank that it needs."""
     fused = fused_backwards(schedule)
     for rank, row in enumerate(schedule.actions):
         for position, action in enumerate(row):
@@ -159,6 +163,12 @@ def _check_order(schedule: Schedule, where: dict[Action, int]) -> None:
                     raise ScheduleError(
                         f"rank {rank}, action {action} comes before {need}, whose result it needs; move it after {need}"
                     )
+
+
+def _check_recomputes(schedule: Schedule, where: dict[Action, int]) -> None:
+    fused = fused_backwards(schedule)
+    for rank, row in enumerate(schedule.actions):
+        for position, action in enumerate(row):
             if action.kind is Kind.R:
                 backward = Kind.B if (action.stage, action.microbatch) in fused else Kind.I
                 later = Action(action.stage, backward, action.microbatch)
