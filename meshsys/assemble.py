@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from meshsys.config import Config
 from meshsys.data import Tokenizer, check_source, load_tokenizer
 from meshsys.errors import ConfigError
+from meshsys.searched import searched
 from meshsys.sharding import BATCH_AXES
 from meshsys.torus import Placement, Topology, TopologyError, place
 from models import SAVEABLE_NAMES, Batch, Decoder, ModelConfig
@@ -40,6 +41,7 @@ class Assembly:
         config: with `model.vocab_size` filled in.
         split: the model's blocks with their backwards cut, for one device's share of a microbatch; shapes of
             dimensions that `tensor` divides are whole.
+        search_record: what a run keeps of the search for its schedule (`meshsys.searched`); None if there was none.
     """
 
     config: Config
@@ -50,6 +52,7 @@ class Assembly:
     model: PipelineModel
     program: Program
     split: SplitModel
+    search_record: str | None
 
     @property
     def axes(self) -> dict[str, int]:
@@ -73,7 +76,8 @@ def assemble(config: Config, *, poison: bool = False) -> Assembly:
     placement = _place(config)
     _check_axes(config)
     _check_batch(config)
-    schedule = _schedule(config)
+    found, record = searched(config) if config.pipeline.schedule == "search" else (None, None)
+    schedule = _schedule(config, found)
     decoder = Decoder(config.model)
     blocks = (decoder.prepare, decoder.embed, decoder.layer, decoder.head, decoder.embed_part, decoder.head_part)
     model = PipelineModel(*blocks)
@@ -82,7 +86,7 @@ def assemble(config: Config, *, poison: bool = False) -> Assembly:
     _check_remat(config, model, remat, split)
     spread = config.pipeline.head == "vocab_parallel"
     program = Program(schedule, config.model.layers, remat, vocab_parallel=spread, poison=poison)
-    return Assembly(config, tokenizer, placement, schedule, decoder, model, program, split)
+    return Assembly(config, tokenizer, placement, schedule, decoder, model, program, split, record)
 
 
 def _with_vocabulary(config: Config, tokenizer: Tokenizer) -> Config:
@@ -126,11 +130,15 @@ def _check_axes(config: Config) -> None:
             )
 
 
-def _schedule(config: Config) -> Schedule:
+def _schedule(config: Config, found: Schedule | None) -> Schedule:
+    """The schedule that runs; `found` is what a search found."""
     pipeline = config.pipeline
     said = f"pipeline.schedule={pipeline.schedule}"
     try:
-        schedule = _read_csv(config) if pipeline.schedule.startswith("csv:") else _make(config)
+        if found is not None:
+            schedule = found
+        else:
+            schedule = _read_csv(config) if pipeline.schedule.startswith("csv:") else _make(config)
         validate(schedule)
     except ScheduleError as error:
         raise ConfigError(f"{said}: {error}") from None

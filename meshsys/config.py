@@ -38,6 +38,7 @@ __all__ = [
     "MeshConfig",
     "PipelineConfig",
     "RunConfig",
+    "SearchConfig",
     "TrainConfig",
     "load_config",
     "to_yaml",
@@ -154,11 +155,26 @@ class MeshConfig(_Section):
         return topology
 
 
+class SearchConfig(_Section):
+    """What `pipeline.schedule: search` looks for: the schedule that takes the least lock-step time.
+
+    Attributes:
+        memory_cap: the most microbatch activations that a rank may hold; null means as many as ranks, as for 1f1b.
+        costs: times of actions and transfers, as in `F=1,I=1.3,W=0.7`, or the path of a cost file; null means that F, I
+            and W take equally long.
+        seconds: the effort, in seconds of a slow core; counted, so that the result does not depend on the machine.
+    """
+
+    memory_cap: float | None = Field(default=None, ge=1, le=_LARGEST)
+    costs: Text | None = None
+    seconds: float = Field(default=30.0, gt=0, le=1e6)
+
+
 class PipelineConfig(_Section):
     """How a step is cut into stages and microbatches.
 
     Attributes:
-        schedule: a family's name (`meshsys schedule list`), or `csv:PATH`.
+        schedule: a family's name (`meshsys schedule list`), `csv:PATH`, or `search`.
         microbatches: parts of each data-parallel share of the batch, run one after another.
         chunks: stages on a rank; null means the family's own.
         group: microbatches in a group, for kfkb; null means the family's own.
@@ -170,6 +186,7 @@ class PipelineConfig(_Section):
         head: whether the first stage runs the embedding and the `last_stage` the output layer, or every rank of the
             pipeline runs its part of both for each microbatch (`vocab_parallel`).
         fsdp_gather: gather `fsdp`-sharded weights once a `step` or once a `tick`.
+        search: what `schedule: search` looks for.
     """
 
     schedule: Text = "1f1b"
@@ -181,6 +198,7 @@ class PipelineConfig(_Section):
     split_recompute: bool = False
     head: Literal["last_stage", "vocab_parallel"] = "last_stage"
     fsdp_gather: Literal["step", "tick"] = "step"
+    search: SearchConfig = Field(default_factory=SearchConfig)
 
     @field_validator("remat")
     @classmethod

@@ -26,6 +26,7 @@ from meshsys.metrics import MetricsWriter
 from meshsys.planner import Plan, plan_of
 from meshsys.progress import TrainProgress
 from meshsys.report import write_report
+from meshsys.searched import RECORD
 from meshsys.step import State, Step
 
 __all__ = ["train"]
@@ -81,6 +82,8 @@ def _run(
         _print(f"resuming {config.run.name} after step {taken}")
     _write(folder / "config.yaml", to_yaml(config))
     _write(folder / "plan.json", plan.to_json())
+    if assembly.search_record is not None:
+        _write(folder / RECORD, assembly.search_record)
     metrics = MetricsWriter(folder, taken)
 
     def save(taken: int, state: State, position: dict[str, Any]) -> None:

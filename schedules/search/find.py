@@ -17,7 +17,10 @@ from schedules.simulate import Timeline, simulate
 from schedules.ticks import needs
 from schedules.validate import validate
 
-__all__ = ["Answer", "search"]
+__all__ = ["ALGORITHM", "Answer", "search"]
+
+ALGORITHM = 1
+"""Counts changes after which the same question may have another answer; whoever keeps answers must keep it too."""
 
 _NEAR = 1e-9
 # Seconds that a state of a beam takes for a stage and a tick, on a slow core.
