@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from meshsys.config import Config
+from meshsys.cost_file import read_costs
 from meshsys.data import Tokenizer, check_source, load_tokenizer
 from meshsys.errors import ConfigError
 from meshsys.searched import searched
@@ -39,6 +40,7 @@ class Assembly:
 
     Attributes:
         config: with `model.vocab_size` filled in.
+        costs: of the schedule's actions, `pipeline.costs`.
         split: the model's blocks with their backwards cut, for one device's share of a microbatch; shapes of
             dimensions that `tensor` divides are whole.
         search_record: what a run keeps of the search for its schedule (`meshsys.searched`); None if there was none.
@@ -48,6 +50,7 @@ class Assembly:
     tokenizer: Tokenizer
     placement: Placement
     schedule: Schedule
+    costs: Costs
     decoder: Decoder
     model: PipelineModel
     program: Program
@@ -76,8 +79,10 @@ def assemble(config: Config, *, poison: bool = False) -> Assembly:
     placement = _place(config)
     _check_axes(config)
     _check_batch(config)
+    costs = read_costs(config.pipeline.costs, "pipeline.costs")
     found, record = searched(config) if config.pipeline.schedule == "search" else (None, None)
-    schedule = _schedule(config, found)
+    schedule = _schedule(config, costs, found)
+    _check_costs(config, schedule, costs)
     decoder = Decoder(config.model)
     blocks = (decoder.prepare, decoder.embed, decoder.layer, decoder.head, decoder.embed_part, decoder.head_part)
     model = PipelineModel(*blocks)
@@ -86,7 +91,7 @@ def assemble(config: Config, *, poison: bool = False) -> Assembly:
     _check_remat(config, model, remat, split)
     spread = config.pipeline.head == "vocab_parallel"
     program = Program(schedule, config.model.layers, remat, vocab_parallel=spread, poison=poison)
-    return Assembly(config, tokenizer, placement, schedule, decoder, model, program, split, record)
+    return Assembly(config, tokenizer, placement, schedule, costs, decoder, model, program, split, record)
 
 
 def _with_vocabulary(config: Config, tokenizer: Tokenizer) -> Config:
@@ -130,7 +135,15 @@ def _check_axes(config: Config) -> None:
             )
 
 
-def _schedule(config: Config, found: Schedule | None) -> Schedule:
+def _check_costs(config: Config, schedule: Schedule, costs: Costs) -> None:
+    try:
+        for kind in {action.kind for action in schedule}:
+            costs.time(kind, schedule.depth - 1)
+    except ScheduleError as error:
+        raise ConfigError(f"pipeline.costs={config.pipeline.costs}: {error}") from None
+
+
+def _schedule(config: Config, costs: Costs, found: Schedule | None) -> Schedule:
     """The schedule that runs; `found` is what a search found."""
     pipeline = config.pipeline
     said = f"pipeline.schedule={pipeline.schedule}"
@@ -138,7 +151,7 @@ def _schedule(config: Config, found: Schedule | None) -> Schedule:
         if found is not None:
             schedule = found
         else:
-            schedule = _read_csv(config) if pipeline.schedule.startswith("csv:") else _make(config)
+            schedule = _read_csv(config) if pipeline.schedule.startswith("csv:") else _make(config, costs)
         validate(schedule)
     except ScheduleError as error:
         raise ConfigError(f"{said}: {error}") from None
@@ -155,16 +168,16 @@ def _schedule(config: Config, found: Schedule | None) -> Schedule:
     if apart and pipeline.remat == "none":
         what = "pipeline.split_recompute=true" if pipeline.split_recompute else f"{said} has R actions, but"
         raise ConfigError(f"{what} finds nothing to recompute with pipeline.remat=none; set pipeline.remat=full, say")
-    return add_recompute(schedule, _EQUAL) if pipeline.split_recompute else schedule
+    return add_recompute(schedule, costs if pipeline.costs else _EQUAL) if pipeline.split_recompute else schedule
 
 
 # Under full remat R is about a forward, and with it apart I and W are too.
 _EQUAL = Costs(F=1, R=1, I=1, W=1)
 
 
-def _make(config: Config) -> Schedule:
+def _make(config: Config, costs: Costs) -> Schedule:
     pipeline = config.pipeline
-    families.describe(pipeline.schedule)
+    family = families.describe(pipeline.schedule)
     try:
         return families.make(
             pipeline.schedule,
@@ -172,9 +185,12 @@ def _make(config: Config) -> Schedule:
             microbatches=pipeline.microbatches,
             chunks=pipeline.chunks,
             group=pipeline.group,
+            costs=costs if family.takes_costs else None,
         )
     except ScheduleError as error:
         option, _, rest = str(error).partition("=")  # it begins with the number that the family cannot have
+        if option not in ("ranks", "microbatches", "chunks", "group"):
+            raise ConfigError(f"pipeline.costs={pipeline.costs}: {error}") from None
         raise ConfigError(f"{'mesh.axes.pipe' if option == 'ranks' else f'pipeline.{option}'}={rest}") from None
 
 

@@ -156,17 +156,15 @@ class MeshConfig(_Section):
 
 
 class SearchConfig(_Section):
-    """What `pipeline.schedule: search` looks for: the schedule that takes the least lock-step time.
+    """What `pipeline.schedule: search` looks for: the schedule that takes the least lock-step time at
+    `pipeline.costs`.
 
     Attributes:
         memory_cap: the most microbatch activations that a rank may hold; null means as many as ranks, as for 1f1b.
-        costs: times of actions and transfers, as in `F=1,I=1.3,W=0.7`, or the path of a cost file; null means that F, I
-            and W take equally long.
         seconds: the effort, in seconds of a slow core; counted, so that the result does not depend on the machine.
     """
 
     memory_cap: float | None = Field(default=None, ge=1, le=_LARGEST)
-    costs: Text | None = None
     seconds: float = Field(default=30.0, gt=0, le=1e6)
 
 
@@ -178,6 +176,8 @@ class PipelineConfig(_Section):
         microbatches: parts of each data-parallel share of the batch, run one after another.
         chunks: stages on a rank; null means the family's own.
         group: microbatches in a group, for kfkb; null means the family's own.
+        costs: times of actions and transfers, as `F=1,I=1.3,W=0.7` or a cost file of `meshsys schedule measure`, for
+            schedules that are made for them and for predictions; null takes F, I and W to last equally long.
         remat: what a forward keeps for its backward: `none` (recompute nothing), `full` (recompute all), `dots`,
             `names:a,b` (keep only these), or `offload:a,b` (keep these in host memory).
         split_backward: run input and weight gradients as two actions, I and W; null means yes except under
@@ -193,6 +193,7 @@ class PipelineConfig(_Section):
     microbatches: Count = 1
     chunks: Count | None = None
     group: Count | None = None
+    costs: Text | None = None
     remat: str = "none"
     split_backward: bool | None = None
     split_recompute: bool = False

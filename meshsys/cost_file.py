@@ -11,15 +11,18 @@ from schedules.costs import Costs
 __all__ = ["read_costs"]
 
 
-def read_costs(text: str, option: str) -> Costs:
+def read_costs(text: str | None, option: str) -> Costs:
     """Reads `F=1,I=1.3,W=0.7`, or the JSON file that `meshsys schedule measure` wrote.
 
     Args:
+        text: None for costs of one unit each.
         option: what the user set to `text`, for messages: `--costs`, or a configuration's key.
 
     Raises:
         ConfigError: a file that cannot be read, or what is no cost.
     """
+    if text is None:
+        return Costs()
     path = Path(os.path.expanduser(text))
     try:
         if not text or ("=" in text and not path.is_file()):

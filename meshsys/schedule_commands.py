@@ -11,22 +11,25 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from meshsys.arguments import command, number
+from meshsys.arguments import add_config, command, number
 from meshsys.errors import ConfigError
 from meshsys.search_command import add_search_command
 from schedules.actions import Schedule, ScheduleError, split_backward
+from schedules.costs import Costs
 
 __all__ = ["add_schedule_commands"]
 
 
 def add_schedule_commands(commands: Any) -> None:
     """Adds `schedule` and what follows it to the parser's commands."""
-    schedule = commands.add_parser("schedule", help="list, show, simulate or search schedules", allow_abbrev=False)
-    views = schedule.add_subparsers(metavar="list|show|simulate|search", required=True)
+    about = "list, show, simulate, search or measure schedules"
+    schedule = commands.add_parser("schedule", help=about, allow_abbrev=False)
+    views = schedule.add_subparsers(metavar="list|show|simulate|search|measure", required=True)
     command(views, "list", _schedule_list, "the schedules that have a name")
 
     show = command(views, "show", _schedule_show, "one schedule, tick by tick")
     _add_schedule(show)
+    add_costs(show)
     show.add_argument("--format", choices=("text", "csv", "svg"), default="text")
 
     simulation = command(views, "simulate", _schedule_simulate, "makespan, bubbles and memory for given costs")
@@ -35,6 +38,11 @@ def add_schedule_commands(commands: Any) -> None:
     simulation.add_argument("--json", action="store_true", help="as JSON")
 
     add_search_command(views, add_costs)
+
+    measurement = command(views, "measure", _schedule_measure, "time each action of a model, and write a cost file")
+    add_config(measurement)
+    measurement.add_argument("--out", metavar="FILE", help="the cost file (default: standard output)")
+    measurement.add_argument("--rounds", metavar="N", type=number(int, 1, 1000), default=7, help="samples of a median")
 
 
 def _add_schedule(parser: argparse.ArgumentParser) -> None:
@@ -72,11 +80,13 @@ def _schedule_list(args: argparse.Namespace) -> None:
 
 
 def _schedule_show(args: argparse.Namespace) -> None:
+    from meshsys.cost_file import read_costs
     from schedules import render
     from schedules.actions import to_csv
     from schedules.ticks import timeline
 
-    schedule = _schedule(args)
+    costs = read_costs(args.costs, "--costs")
+    schedule = _schedule(args, costs)
     if args.format == "csv":
         picture = to_csv(schedule, timeline(schedule))
     elif args.format == "svg":
@@ -93,7 +103,7 @@ def _schedule_simulate(args: argparse.Namespace) -> None:
     from schedules.simulate import simulate
 
     costs = read_costs(args.costs, "--costs")
-    schedule = _schedule(args)
+    schedule = _schedule(args, costs)
     found = simulate(schedule, costs, args.timing)
     ranks = {
         "work": found.work,
@@ -113,22 +123,48 @@ def _schedule_simulate(args: argparse.Namespace) -> None:
         print(f"{rank:4}  " + "  ".join(f"{value:{len(name)}.6g}" for name, value in zip(ranks, row, strict=True)))
 
 
-def _schedule(args: argparse.Namespace) -> Schedule:
-    """The validated schedule that the arguments of `_add_schedule` name."""
-    schedule = _read_schedule(args) if args.name.startswith("csv:") else _make_schedule(args)
+def _schedule_measure(args: argparse.Namespace) -> None:
+    from meshsys.config import load_config
+
+    config = load_config(args.config, args.overrides)
+    out = None if args.out is None else Path(os.path.expanduser(args.out))
+    if out is not None and (out.is_dir() or not os.access(out.parent, os.W_OK)):
+        raise ConfigError(f"--out={args.out} cannot be written; give a file in a folder that exists")
+
+    from meshsys.assemble import assemble
+    from meshsys.measure import measure
+
+    measured = measure(assemble(config), args.rounds)
+    if out is None:
+        print(measured.to_json(), end="")
+        return
+    temporary = out.with_name(f".{out.name}.tmp")
+    temporary.write_text(measured.to_json(), encoding="utf-8")
+    os.replace(temporary, out)
+    print(measured.describe())
+
+
+def _schedule(args: argparse.Namespace, costs: Costs) -> Schedule:
+    """The validated schedule that the arguments of `_add_schedule` name; some families are made for the costs."""
+    schedule = _read_schedule(args) if args.name.startswith("csv:") else _make_schedule(args, costs)
     return split_backward(schedule) if args.split else schedule
 
 
-def _make_schedule(args: argparse.Namespace) -> Schedule:
+def _make_schedule(args: argparse.Namespace, costs: Costs) -> Schedule:
     from schedules import families
     from schedules.validate import validate
 
-    families.describe(args.name)  # a name that does not exist is the better thing to report
+    family = families.describe(args.name)  # a name that does not exist is the better thing to report
     for option in ("stages", "microbatches"):
         if getattr(args, option) is None:
             raise ConfigError(f"--{option} is missing; say how many, as in --{option} 4")
     schedule = families.make(
-        args.name, ranks=args.stages, microbatches=args.microbatches, chunks=args.chunks, group=args.group
+        args.name,
+        ranks=args.stages,
+        microbatches=args.microbatches,
+        chunks=args.chunks,
+        group=args.group,
+        costs=costs if family.takes_costs else None,
     )
     validate(schedule)
     return schedule

@@ -19,7 +19,6 @@ from meshsys.config import Config
 from meshsys.cost_file import read_costs
 from meshsys.errors import ConfigError
 from schedules.actions import Schedule, ScheduleError, from_csv, to_csv
-from schedules.costs import Costs
 from schedules.search import ALGORITHM, Question, search
 from schedules.ticks import timeline
 from schedules.validate import validate
@@ -39,7 +38,7 @@ _OPTIONS = {
 
 
 def searched(config: Config) -> tuple[Schedule, str]:
-    """The schedule that a configuration asks for, and its record, to be written to `RECORD` in the run's folder.
+    """The schedule that a configuration asks for, at its costs, and its record, to be written to `RECORD` in the run's folder.
 
     Raises:
         ConfigError: options that allow no schedule.
@@ -80,7 +79,7 @@ def _question(config: Config) -> Question:
         return Question(
             ranks=ranks,
             microbatches=pipeline.microbatches,
-            costs=Costs() if asked.costs is None else read_costs(asked.costs, "pipeline.search.costs"),
+            costs=read_costs(pipeline.costs, "pipeline.costs"),
             memory_cap=ranks if asked.memory_cap is None else asked.memory_cap,
             chunks=1 if pipeline.chunks is None else pipeline.chunks,
             seconds=asked.seconds,
@@ -89,7 +88,7 @@ def _question(config: Config) -> Question:
         option, equals, rest = str(error).partition("=")
         if option in _OPTIONS:
             raise ConfigError(f"{_OPTIONS[option]}={rest}") from None
-        raise ConfigError(f"pipeline.search.{error}") from None  # it begins with `costs`
+        raise ConfigError(f"pipeline.costs={pipeline.costs}: {error}") from None
 
 
 def _said(question: Question) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from meshsys.planner import memory
 from meshsys.planner.plan import AxisPlan, BatchPlan, ChipPlan, MeshPlan, Plan, SchedulePlan, StagePlan, ValuePlan
 from meshsys.sharding import BATCH_AXES
 from meshsys.torus import AXES
-from schedules.costs import Costs
 from schedules.simulate import simulate
 from schedules.ticks import timeline
 from schedules.validate import live
@@ -22,7 +21,7 @@ from schedules.validate import live
 __all__ = ["make_plan", "plan_of"]
 
 _PREDICTIONS = (
-    "schedule.bubble_fraction: takes F, I and W to last one tick each, and B two",
+    "schedule.bubble_fraction: times are pipeline.costs; if null, F, I and W take one unit each, and B two",
     "residuals and stash, tensor: heads, d_ff and vocabulary are taken to be divided, the rest to be whole",
     "memory.workspace: what one block's forward would keep without remat, and its stash; XLA may use more or less",
 )
@@ -119,7 +118,7 @@ def _count(tree: Any) -> int:
 def _schedule(assembly: Assembly) -> SchedulePlan:
     schedule = assembly.schedule
     grid = timeline(schedule)
-    times = simulate(schedule, Costs())
+    times = simulate(schedule, assembly.costs)
     return SchedulePlan(
         name=assembly.config.pipeline.schedule,
         ranks=schedule.ranks,

@@ -14,6 +14,7 @@ from typing import Literal
 from schedules.actions import Schedule, ScheduleError
 from schedules.costs import Costs
 from schedules.families.breadth_first import looped_bfs
+from schedules.families.cross_region import cross_region, cross_region_wave
 from schedules.families.dual_pipe import dualpipe_v
 from schedules.families.gpipe import gpipe
 from schedules.families.interleaved import interleaved_1f1b
@@ -146,6 +147,25 @@ _FAMILIES = {
             chunks=2,
             min_chunks=2,
             max_chunks=2,
+        ),
+        Family(
+            "cross_region",
+            "made for slow links by playing it forward; at 1f1b's peak of activations, zb_h1 where links take no time",
+            "Chen et al. 2025, CrossPipe (its UD and UDSub), arXiv:2507.00217",
+            cross_region,
+            max_chunks=None,
+            takes_costs=True,
+        ),
+        Family(
+            "cross_region_wave",
+            "the same on a V, half of the chunks at each visit; shorter fill and drain for twice the messages",
+            "Chen et al. 2025, CrossPipe (its Wave), arXiv:2507.00217",
+            cross_region_wave,
+            placement="v",
+            chunks=2,
+            min_chunks=2,
+            max_chunks=None,
+            takes_costs=True,
         ),
     )
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from meshsys.stage_actions import Job, StageActions
 from models import SAVEABLE_NAMES, Batch, Decoder, ModelConfig
 from schedules.actions import split_backward
 from schedules.families import make
@@ -44,17 +44,6 @@ class Size:
     @property
     def mesh(self) -> Mesh:
         return Mesh(np.array(jax.devices()[: self.ranks]), ("pipe",))
-
-
-@dataclass(frozen=True)
-class Job:
-    """A function and its arguments on their devices."""
-
-    function: Callable
-    arguments: tuple
-
-    def compile(self) -> Any:
-        return jax.jit(self.function).lower(*self.arguments).compile()
 
 
 def schedule_job(
@@ -111,66 +100,31 @@ def stage_jobs(size: Size, kind: Literal["first", "middle", "last"], remat: str)
     params, batch, _ = _values(size, 1)
     microbatch = jax.tree.map(lambda a: a[0], batch)
     shared, number, key = params["shared"], jnp.zeros((), jnp.int32), jax.random.key(0)
-    layers = [jax.tree.map(lambda a, i=i: a[i], params["layers"]) for i in range(size.model.layers // size.ranks)]
-    blocks = split_model(_pipeline_model(decoder), layers[0], shared, microbatch, key, policy)
-    # The stage as a list of its blocks: (cut block, parameters, whether the layer number is an argument).
-    parts = [(blocks.layer, layer, True) for layer in layers]
-    if kind == "first":
-        parts.insert(0, (blocks.first, shared, False))
-    if kind == "last":
-        parts.append((blocks.last, shared, False))
-    weights = [part[1] for part in parts]
-
-    def context(microbatch: Batch) -> list[PyTree]:
-        shared_by_all = decoder.prepare(microbatch, key)
-        return [(shared_by_all, number) if numbered else shared_by_all for _, _, numbered in parts]
-
-    def forward(weights: list, x: PyTree, microbatch: Batch) -> tuple[PyTree, list]:
-        kept = []
-        for (block, _, _), one, aux in zip(parts, weights, context(microbatch), strict=True):
-            x, residuals = block.forward(one, x, aux)
-            kept.append(residuals)
-        return x, kept
-
-    def input_gradient(weights: list, microbatch: Batch, kept: list, dy: PyTree) -> tuple[PyTree, list]:
-        stashes: list = []
-        backwards = list(zip(parts, weights, context(microbatch), kept, strict=True))[::-1]
-        for (block, _, _), one, aux, residuals in backwards:
-            dy, stash = block.input_gradient(one, aux, residuals, dy)
-            stashes.insert(0, stash)
-        return dy, stashes
-
-    def weight_gradient(weights: list, microbatch: Batch, kept: list, stashes: list) -> list:
-        together = zip(parts, weights, context(microbatch), kept, stashes, strict=True)
-        return [
-            block.weight_gradient(one, aux, residuals, stash) for (block, _, _), one, aux, residuals, stash in together
-        ]
+    count = size.model.layers // size.ranks
+    layers = tuple(jax.tree.map(lambda a, i=i: a[i], params["layers"]) for i in range(count))
+    weights = {"shared": shared, "layers": layers}
+    model = _pipeline_model(decoder)
+    blocks = split_model(model, layers[0], shared, microbatch, key, policy)
+    first, last = kind == "first", kind == "last"
+    jobs = StageActions(model, blocks, count, first, last, key).jobs(weights, microbatch)
 
     keep: Any = policy.policy
     layer = decoder.layer if remat == "none" else jax.checkpoint(decoder.layer, policy=keep)
 
-    def both(weights: list, x: PyTree, microbatch: Batch, dy: PyTree) -> PyTree:
-        def stage(weights: list, x: PyTree) -> PyTree:
+    def both(weights: dict, x: PyTree, microbatch: Batch, dy: PyTree) -> PyTree:
+        def stage(weights: dict, x: PyTree) -> PyTree:
             shared_by_all = decoder.prepare(microbatch, key)
-            for position, ((_, _, numbered), one) in enumerate(zip(parts, weights, strict=True)):
-                if numbered:
-                    x = layer(one, x, shared_by_all, number)
-                else:
-                    x = decoder.head(one, x, shared_by_all) if position else decoder.embed(one, shared_by_all)
-            return x
+            if first:
+                x = decoder.embed(weights["shared"], shared_by_all)
+            for one in weights["layers"]:
+                x = layer(one, x, shared_by_all, number)
+            return decoder.head(weights["shared"], x, shared_by_all) if last else x
 
         y, backward = jax.vjp(stage, weights, x)
         return y, backward(dy)
 
-    x = () if kind == "first" else jnp.zeros(blocks.x.shape, blocks.x.dtype)
-    y, kept = jax.eval_shape(forward, weights, x, microbatch)
-    _, stashes = jax.eval_shape(input_gradient, weights, microbatch, kept, y)
-    return {
-        "F": Job(forward, (weights, x, microbatch)),
-        "I": Job(input_gradient, (weights, microbatch, kept, y)),
-        "W": Job(weight_gradient, (weights, microbatch, kept, stashes)),
-        "value_and_grad": Job(both, (weights, x, microbatch, y)),
-    }
+    *_, y = jobs["I"].arguments
+    return {name: jobs[name] for name in "FIW"} | {"value_and_grad": Job(both, (*jobs["F"].arguments, y))}
 
 
 def _pipeline_model(decoder: Decoder) -> PipelineModel:

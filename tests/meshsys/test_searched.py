@@ -25,7 +25,8 @@ def config_of(tmp_path, monkeypatch):
     text.write_text(" ".join(str(number * number) for number in range(500)))
 
     def make(search: dict[str, Any] | None = None, **pipeline: Any) -> Config:
-        looked_for = {"costs": "F=1,I=1.3,W=0.7", "seconds": 0.2} | (search or {})
+        pipeline = {"costs": "F=1,I=1.3,W=0.7"} | pipeline
+        looked_for = {"seconds": 0.2} | (search or {})
         return Config.model_validate(
             {
                 "run": {"name": "tiny", "dir": str(tmp_path / "run")},
@@ -56,7 +57,7 @@ def test_a_question_is_searched_for_once(config_of, searches, tmp_path):
     assert len(searches) == 1
     assert not (tmp_path / "run").exists()  # only a run writes there
     searched(config_of({"memory_cap": 3}))
-    searched(config_of({"costs": None}))
+    searched(config_of(costs=None))
     assert len(searches) == 3
 
 
@@ -110,8 +111,8 @@ def test_a_run_trains_with_it_and_keeps_it(config_of, searches, tmp_path):
 @pytest.mark.parametrize(
     ("search", "pipeline", "words"),
     [
-        ({"costs": "F=x"}, {}, "pipeline.search.costs"),
-        ({"costs": "nowhere.json"}, {}, "pipeline.search.costs=nowhere.json cannot be read"),
+        ({}, {"costs": "F=x"}, "pipeline.costs: costs 'F=x'"),
+        ({}, {"costs": "nowhere.json"}, "pipeline.costs=nowhere.json cannot be read"),
         ({}, {"chunks": 200}, "pipeline.chunks=200 is too large|mesh.axes.pipe=2 is too large"),
         ({}, {"group": 2}, "pipeline.group=2"),
     ],

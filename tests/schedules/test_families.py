@@ -225,6 +225,8 @@ def test_interleaved_with_one_chunk_is_1f1b():
         ("zb_h2", 103, 15),
         ("zbv", 199, 16),
         ("dualpipe_v", 199, 17),
+        ("cross_region", 103, 8),
+        ("cross_region_wave", 200, 16),
     ],
 )
 def test_8_ranks_and_32_microbatches(name, ticks, activations):
@@ -241,7 +243,13 @@ def test_registry():
     assert (describe("interleaved_1f1b").chunks, describe("interleaved_1f1b").max_chunks) == (2, None)
     assert (describe("zb_h1").chunks, describe("zb_h1").max_chunks) == (1, 1)
     options = {name: describe(name).options for name in names() if describe(name).options}
-    assert options == {"interleaved_1f1b": ("chunks",), "looped_bfs": ("chunks",), "kfkb": ("group",)}
+    assert options == {
+        "interleaved_1f1b": ("chunks",),
+        "looped_bfs": ("chunks",),
+        "kfkb": ("group",),
+        "cross_region": ("chunks", "costs"),
+        "cross_region_wave": ("chunks", "costs"),
+    }
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,156 @@
+"""The actions of one stage as functions of their own: what is measured alone is what a schedule's branches run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from schedules.backward import SplitBlock
+from schedules.program import PipelineModel, SplitModel
+
+__all__ = ["Job", "StageActions"]
+
+PyTree = Any
+
+
+@dataclass(frozen=True)
+class Job:
+    """A function and arguments that fit it, arrays or `jax.ShapeDtypeStruct`s."""
+
+    function: Callable
+    arguments: tuple
+
+    def compile(self) -> Any:
+        return jax.jit(self.function).lower(*self.arguments).compile()
+
+
+@dataclass(frozen=True)
+class StageActions:
+    """F, R, I, W and B of a stage.
+
+    Every action makes the microbatch's context itself, as in a schedule, and returns all that it computes. `weights` is
+    `{"shared": ..., "layers": ...}`, where the stage's layers are a tuple, or without `unroll` stacked, [count, ...].
+
+    Attributes:
+        blocks: the model's blocks, cut for the microbatch's shape.
+        count: the stage's layers.
+        first: whether it has the embedding.
+        last: whether it has the head; its output is then the loss.
+        key: of the model's randomness.
+        unroll: whether layers are separate code or a scan, as in `schedules.program.Program`.
+    """
+
+    model: PipelineModel
+    blocks: SplitModel
+    count: int
+    first: bool
+    last: bool
+    key: PyTree
+    unroll: bool = True
+
+    def jobs(self, weights: PyTree, microbatch: PyTree) -> dict[str, Job]:
+        """Each action with arguments: what one action leaves for the next is given by its shapes."""
+        x: PyTree = () if self.first else self.blocks.x
+        y, left = jax.eval_shape(self.forward, weights, x, microbatch)
+        again = jax.eval_shape(self.recompute, weights, microbatch, left)
+        _, stash = jax.eval_shape(self.input_gradient, weights, microbatch, left, again, y)
+        return {
+            "F": Job(self.forward, (weights, x, microbatch)),
+            "R": Job(self.recompute, (weights, microbatch, left)),
+            "I": Job(self.input_gradient, (weights, microbatch, left, again, y)),
+            "W": Job(self.weight_gradient, (weights, microbatch, left, again, stash)),
+            "B": Job(self.backward, (weights, microbatch, left, again, y)),
+        }
+
+    def forward(self, weights: PyTree, x: PyTree, microbatch: PyTree) -> tuple[PyTree, PyTree]:
+        """Returns the output and the residuals; a first stage's `x` is `()`."""
+        context, left = self._context(microbatch), {}
+        if self.first:
+            x, left["first"] = self.blocks.first.forward(weights["shared"], (), context)
+
+        def layer(x: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
+            return self.blocks.layer.forward(params, x, self._aux(context))
+
+        x, left["layers"] = self._over_layers(layer, x, weights["layers"])
+        if self.last:
+            x, left["last"] = self.blocks.last.forward(weights["shared"], x, context)
+        return x, left
+
+    def recompute(self, weights: PyTree, microbatch: PyTree, left: PyTree) -> PyTree:
+        """Returns, for each layer, the recomputed values; none unless the blocks have R apart."""
+        context = self._context(microbatch)
+
+        def layer(_: PyTree, params: PyTree, left: PyTree) -> tuple[PyTree, PyTree]:
+            return (), self.blocks.layer.recompute(params, self._aux(context), left)
+
+        return self._over_layers(layer, (), weights["layers"], left["layers"])[1]
+
+    def input_gradient(
+        self, weights: PyTree, microbatch: PyTree, left: PyTree, again: PyTree, dy: PyTree
+    ) -> tuple[PyTree, PyTree]:
+        """Returns the gradient of the input and the stash for W; `again` is what R returned."""
+        return self._backward(
+            weights, microbatch, left, again, dy, lambda block, params, aux, left, stash, again: stash
+        )
+
+    def backward(
+        self, weights: PyTree, microbatch: PyTree, left: PyTree, again: PyTree, dy: PyTree
+    ) -> tuple[PyTree, PyTree]:
+        """Returns the gradients of the input and of the weights."""
+        return self._backward(weights, microbatch, left, again, dy, SplitBlock.weight_gradient)
+
+    def weight_gradient(
+        self, weights: PyTree, microbatch: PyTree, left: PyTree, again: PyTree, stash: PyTree
+    ) -> PyTree:
+        """Returns the gradients of the weights, a tree for each block that the stage has."""
+        context = self._context(microbatch)
+
+        def layer(_: PyTree, *one: PyTree) -> tuple[PyTree, PyTree]:
+            params, left, again, stash = one
+            return (), self.blocks.layer.weight_gradient(params, self._aux(context), left, stash, again)
+
+        _, layers = self._over_layers(layer, (), weights["layers"], left["layers"], again, stash["layers"])
+        grads = {"layers": layers}
+        for name, has, block in (("first", self.first, self.blocks.first), ("last", self.last, self.blocks.last)):
+            if has:
+                grads[name] = block.weight_gradient(weights["shared"], context, left[name], stash[name])
+        return grads
+
+    def _backward(
+        self, weights: PyTree, microbatch: PyTree, left: PyTree, again: PyTree, dy: PyTree, finish: Callable
+    ) -> tuple[PyTree, PyTree]:
+        context, found = self._context(microbatch), {}
+
+        def one(block: SplitBlock, dy: PyTree, params: PyTree, aux: PyTree, left: PyTree, again: PyTree = ()) -> tuple:
+            dx, stash = block.input_gradient(params, aux, left, dy, again)
+            return dx, finish(block, params, aux, left, stash, again)
+
+        def layer(dy: PyTree, params: PyTree, left: PyTree, again: PyTree) -> tuple[PyTree, PyTree]:
+            return one(self.blocks.layer, dy, params, self._aux(context), left, again)
+
+        if self.last:
+            dy, found["last"] = one(self.blocks.last, dy, weights["shared"], context, left["last"])
+        dy, found["layers"] = self._over_layers(layer, dy, weights["layers"], left["layers"], again, reverse=True)
+        if self.first:
+            dy, found["first"] = one(self.blocks.first, dy, weights["shared"], context, left["first"])
+        return dy, found
+
+    def _context(self, microbatch: PyTree) -> PyTree:
+        return self.model.prepare(microbatch, self.key)
+
+    def _aux(self, context: PyTree) -> tuple[PyTree, jax.Array]:
+        return context, jnp.zeros((), jnp.int32)  # the layer's number, which only seeds its dropout
+
+    def _over_layers(self, body: Callable, carry: PyTree, *given: PyTree, reverse: bool = False) -> tuple:
+        """`carry, out = body(carry, *part of given)` for each layer; returns the carry and all that came out."""
+        if not self.unroll:
+            return jax.lax.scan(lambda carry, one: body(carry, *one), carry, given, self.count, reverse=reverse)
+        order = range(self.count)
+        found = [None] * self.count
+        for place in reversed(order) if reverse else order:
+            carry, found[place] = body(carry, *(part[place] for part in given))
+        return carry, tuple(found)
