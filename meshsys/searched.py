@@ -38,7 +38,7 @@ _OPTIONS = {
 
 
 def searched(config: Config) -> tuple[Schedule, str]:
-    """The schedule that a configuration asks for, at its costs, and its record, to be written to `RECORD` in the run's folder.
+    """The schedule that a configuration asks for at its costs, and its record, for `RECORD` in the run's folder.
 
     Raises:
         ConfigError: options that allow no schedule.
