@@ -19,7 +19,7 @@ from schedules.families.dual_pipe import dualpipe_v
 from schedules.families.gpipe import gpipe
 from schedules.families.interleaved import interleaved_1f1b
 from schedules.families.one_f_one_b import eager_1f1b, kfkb, one_f_one_b
-from schedules.families.v_shape import zbv
+from schedules.families.zbv import zbv
 from schedules.families.zero_bubble import zb_h1, zb_h2
 
 __all__ = ["Family", "describe", "make", "names"]

@@ -1,75 +1,38 @@
-"""DualPipe-V: forwards and backwards in pairs on a V of stages (DeepSeek-AI 2025, github.com/deepseek-ai/DualPipe)."""
+"""DualPipe-V: forwards paired with backwards on a V of stages (DeepSeek-AI 2024, arXiv:2412.19437)."""
 
 from __future__ import annotations
 
-from collections import deque
-
-from schedules.actions import Action, Kind, Schedule
-from schedules.families.v_shape import v_placement
+from schedules.actions import Action, Schedule
+from schedules.families.v_row import VRow, v_placement
 
 __all__ = ["dualpipe_v"]
 
 
 def dualpipe_v(ranks: int, microbatches: int) -> Schedule:
-    """The order of DualPipe-V, DualPipe cut in half: a V in place of two pipelines, so weights are held once.
+    """DualPipe cut in half: a V in place of two pipelines, so that weights are held once.
 
-    Rank r has stages r and `2 ranks - 1 - r`. Its steady state is a forward of the one paired with a full backward
-    of the other, in which a GPU hides the communication of each behind the other; here they run one after
-    another. Near the ends the backwards are cut in I and W. A rank holds at most `2 ranks + 1` chunks.
+    In its steady state a forward of one chunk is paired with a full backward of the other, so that a GPU hides the
+    communication of each behind the other; here they run one after another. Near the ends, backwards are cut in
+    I and W. A rank holds at most `2 ranks + 1` chunks, each half as large as a stage of `1f1b`.
 
     The order is made for `2 ranks` microbatches or more; with fewer, those that are missing are left out.
     """
-    rows = [_row(rank, ranks, max(microbatches, 2 * ranks), microbatches) for rank in range(ranks)]
-    return Schedule("dualpipe_v", tuple(rows), v_placement(ranks))
+    rows = [_row(rank, ranks, max(microbatches, 2 * ranks)) for rank in range(ranks)]
+    kept = (tuple(action for action in row if action.microbatch < microbatches) for row in rows)
+    return Schedule("dualpipe_v", tuple(kept), v_placement(ranks))
 
 
-def _row(rank: int, ranks: int, full: int, microbatches: int) -> tuple[Action, ...]:
-    stages = rank, 2 * ranks - 1 - rank
-    following = {(kind, chunk): 0 for kind in (Kind.F, Kind.B) for chunk in (0, 1)}
-    pending: deque[tuple[int, int]] = deque()
-    row: list[Action] = []
-
-    def take(kind: Kind, chunk: int) -> int:
-        following[kind, chunk] += 1
-        return following[kind, chunk] - 1
-
-    def forward(chunk: int) -> None:
-        row.append(Action(stages[chunk], Kind.F, take(Kind.F, chunk)))
-
-    def backward(chunk: int, *, whole: bool = True) -> None:
-        m = take(Kind.B, chunk)
-        row.append(Action(stages[chunk], Kind.B if whole else Kind.I, m))
-        if not whole:
-            pending.append((stages[chunk], m))
-
-    def weight() -> None:
-        stage, m = pending.popleft()
-        row.append(Action(stage, Kind.W, m))
-
-    before, after = ranks - 1 - rank, rank + 1
-    for _ in range(2 * before):
-        forward(0)
-    for _ in range(after):
-        forward(0)
-        forward(1)
-    for _ in range(before):
-        backward(1, whole=False)
-        weight()
-        forward(1)
-    for _ in range(full - 2 * ranks + after):
-        forward(0)
-        backward(1)
-        forward(1)
-        backward(0)
-    for _ in range(before):
-        backward(1)
-        forward(1)
-        backward(0)
-    for k in range(2 * after):
-        backward(1 - k % 2, whole=k < after)
-    for _ in range(before):
-        weight()
-        backward(0, whole=False)
-    while pending:
-        weight()
-    return tuple(action for action in row if action.microbatch < microbatches)
+def _row(rank: int, ranks: int, microbatches: int) -> list[Action]:
+    below, above = ranks - 1 - rank, rank + 1
+    row = VRow(rank, ranks)
+    row.add("F0", 2 * below)
+    row.add("F0 F1", above)
+    row.add("I1 W F1", below)
+    row.add("F0 B1 F1 B0", microbatches - 2 * ranks + above)
+    row.add("B1 F1 B0", below)
+    last = ["B1", "B0"] * above
+    cut = [step.replace("B", "I") for step in last[above:]]
+    row.add(" ".join(last[:above] + cut), 1)
+    row.add("W I0", below)
+    row.add("W", above)
+    return row.actions
