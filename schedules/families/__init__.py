@@ -14,6 +14,7 @@ from typing import Literal
 from schedules.actions import Schedule, ScheduleError
 from schedules.costs import Costs
 from schedules.families.breadth_first import looped_bfs
+from schedules.families.chimera import chimera
 from schedules.families.cross_region import cross_region, cross_region_wave
 from schedules.families.dual_pipe import dualpipe_v
 from schedules.families.gpipe import gpipe
@@ -35,7 +36,7 @@ class Family:
         source: the paper.
         build: `build(ranks, microbatches)`, with what `options` names as further arguments by name.
         placement: how stages lie on the ranks. `line`: one a rank; `loop`: s on `s % ranks`; `v`: down the ranks
-            and back up.
+            and back up; `both`: two pipelines, one down and one up.
         chunks: the number of chunks a rank if the user names none.
         min_chunks: the fewest.
         max_chunks: the most; None for no limit.
@@ -47,7 +48,7 @@ class Family:
     summary: str
     source: str
     build: Callable[..., Schedule] = field(repr=False)
-    placement: Literal["line", "loop", "v"] = "line"
+    placement: Literal["line", "loop", "v", "both"] = "line"
     chunks: int = 1
     min_chunks: int = 1
     max_chunks: int | None = 1
@@ -144,6 +145,16 @@ _FAMILIES = {
             "DeepSeek-AI 2024, DeepSeek-V3, arXiv:2412.19437, and its DualPipe software",
             dualpipe_v,
             placement="v",
+            chunks=2,
+            min_chunks=2,
+            max_chunks=2,
+        ),
+        Family(
+            "chimera",
+            "two pipelines in opposite directions, each with its copy of the weights; half of 1f1b's bubble",
+            "Li and Hoefler 2021, Chimera, arXiv:2107.06925",
+            chimera,
+            placement="both",
             chunks=2,
             min_chunks=2,
             max_chunks=2,

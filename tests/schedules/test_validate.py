@@ -122,7 +122,8 @@ def runs(schedule):
             while row:
                 stage, kind, m = row[0]
                 before = {"F": [(stage - 1, "F")], "I": [(stage, "F"), (stage + 1, "I")], "W": [(stage, "I")]}[kind]
-                if not all(f"{s}{k}{m}" in done for s, k in before if 0 <= s < schedule.stages):
+                own = range(stage - stage % schedule.depth, stage - stage % schedule.depth + schedule.depth)
+                if not all(f"{s}{k}{m}" in done for s, k in before if s in own):
                     break
                 done.add(f"{stage}{kind}{m}")
                 row.pop(0)
