@@ -82,6 +82,14 @@ def _report(args: argparse.Namespace) -> None:
     print(write_report(run))
 
 
+def _trace(args: argparse.Namespace) -> None:
+    run = _run_folder(args.run)
+
+    from meshsys.trace import write_trace
+
+    print(write_trace(run, args.steps))
+
+
 def _run_folder(name: str) -> Path:
     """A run by its folder, or by its name under `runs/`."""
     runs = Path("runs")
@@ -124,7 +132,10 @@ def _parser() -> Parser:
     )
     generate.add_argument("--seed", metavar="S", type=number(int, 0, 2**31 - 1), default=0)
     report = command(commands, "report", _report, "write a run's report.html again, and print its path")
-    for taker in (generate, report):
+    trace = command(commands, "trace", _trace, "write a run's measured steps as trace.json, for ui.perfetto.dev")
+    about = "steps, the last ones, that show their actions"
+    trace.add_argument("--steps", metavar="N", type=number(int, 0, 1 << 20), default=3, help=about)
+    for taker in (generate, report, trace):
         taker.add_argument("run", metavar="RUN", help="a run's folder, or its name under runs/")
     return parser
 

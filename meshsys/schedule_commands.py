@@ -16,6 +16,7 @@ from meshsys.errors import ConfigError
 from meshsys.search_command import add_search_command
 from schedules.actions import Schedule, ScheduleError, split_backward
 from schedules.costs import Costs
+from schedules.simulate import Timing
 
 __all__ = ["add_schedule_commands"]
 
@@ -30,7 +31,13 @@ def add_schedule_commands(commands: Any) -> None:
     show = command(views, "show", _schedule_show, "one schedule, tick by tick")
     _add_schedule(show)
     add_costs(show)
-    show.add_argument("--format", choices=("text", "csv", "svg"), default="text")
+    show.set_defaults(timing=None)
+    show.add_argument(
+        "--format",
+        choices=("text", "csv", "svg", "perfetto"),
+        default="text",
+        help="svg draws ticks, or with --costs or --timing in time; perfetto is a trace for ui.perfetto.dev",
+    )
 
     simulation = command(views, "simulate", _schedule_simulate, "makespan, bubbles and memory for given costs")
     _add_schedule(simulation)
@@ -81,16 +88,21 @@ def _schedule_list(args: argparse.Namespace) -> None:
 
 def _schedule_show(args: argparse.Namespace) -> None:
     from meshsys.cost_file import read_costs
-    from schedules import render
+    from schedules import perfetto, render
     from schedules.actions import to_csv
+    from schedules.simulate import simulate
     from schedules.ticks import timeline
 
     costs = read_costs(args.costs, "--costs")
+    timing: Timing = args.timing or "lockstep"
     schedule = _schedule(args, costs)
     if args.format == "csv":
         picture = to_csv(schedule, timeline(schedule))
     elif args.format == "svg":
-        picture = render.svg(schedule)
+        in_time = args.timing or args.costs
+        picture = render.svg_in_time(schedule, simulate(schedule, costs, timing)) if in_time else render.svg(schedule)
+    elif args.format == "perfetto":
+        picture = perfetto.perfetto(schedule, simulate(schedule, costs, timing), {"timing": timing})
     else:
         picture = render.text(schedule, shutil.get_terminal_size().columns)
     print(picture.rstrip("\n"))
@@ -132,15 +144,14 @@ def _schedule_measure(args: argparse.Namespace) -> None:
         raise ConfigError(f"--out={args.out} cannot be written; give a file in a folder that exists")
 
     from meshsys.assemble import assemble
+    from meshsys.files import write_whole
     from meshsys.measure import measure
 
     measured = measure(assemble(config), args.rounds)
     if out is None:
         print(measured.to_json(), end="")
         return
-    temporary = out.with_name(f".{out.name}.tmp")
-    temporary.write_text(measured.to_json(), encoding="utf-8")
-    os.replace(temporary, out)
+    write_whole(out, measured.to_json())
     print(measured.describe())
 
 

@@ -1,4 +1,4 @@
-"""A schedule as a picture: text for the terminal, SVG for pages.
+"""A schedule as a picture: text for the terminal, SVG for pages, by ticks or in time.
 
 The CSV with bubbles is `to_csv(schedule, timeline(schedule))`.
 """
@@ -6,21 +6,25 @@ The CSV with bubbles is `to_csv(schedule, timeline(schedule))`.
 from __future__ import annotations
 
 import html
+import math
 import re
+import statistics
 
 from schedules.actions import Action, Kind, Schedule
+from schedules.simulate import Timeline
 from schedules.ticks import timeline
 from schedules.validate import live
 
-__all__ = ["summary", "svg", "text"]
+__all__ = ["MEANING", "summary", "svg", "svg_in_time", "text"]
 
-_MEANING = {
+MEANING = {
     Kind.F: "forward",
     Kind.B: "backward",
     Kind.I: "input gradient",
     Kind.W: "weight gradient",
     Kind.R: "recompute",
 }
+"""What an action of each kind is, in words."""
 
 
 def text(schedule: Schedule, width: int = 80) -> str:
@@ -92,11 +96,7 @@ def svg(schedule: Schedule, title: str | None = None) -> str:
     legend, legend_width = _legend(schedule, x=_LEFT, y=62 + ranks * _STEP)
     width = max(_LEFT + ticks * _STEP + 12, legend_width, 8 * len(heading) + 24)
     height = 94 + ranks * _STEP
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        f'role="img" aria-label="{heading}" font-family="{_FONT}" font-size="11" text-anchor="middle">',
-        f'<text x="12" y="22" font-size="14" font-weight="600" text-anchor="start" fill="{_GREY}">{heading}</text>',
-    ]
+    out = _head(width, height, heading)
     for rank, row in enumerate(grid):
         y = 36 + rank * _STEP
         out.append(f'<text x="{_LEFT - 8}" y="{y + 16}" text-anchor="end" fill="{_GREY}">rank {rank}</text>')
@@ -107,7 +107,7 @@ def svg(schedule: Schedule, title: str | None = None) -> str:
                 continue
             fill, ink = _shade(action.kind, chunk_of[action.stage], schedule.chunks)
             out.append(
-                f"<g><title>{action}: {_MEANING[action.kind]} of microbatch {action.microbatch}, stage {action.stage}, "
+                f"<g><title>{action}: {MEANING[action.kind]} of microbatch {action.microbatch}, stage {action.stage}, "
                 f'rank {rank}, tick {tick}</title><rect x="{x}" y="{y}" width="{_CELL}" height="{_CELL}" rx="4" '
                 f'fill="{fill}"/><text x="{x + 12}" y="{y + 16}" fill="{ink}">{action.microbatch}</text></g>'
             )
@@ -116,6 +116,68 @@ def svg(schedule: Schedule, title: str | None = None) -> str:
         out.append(f'<text x="{_LEFT + tick * _STEP + 12}" y="{axis}" fill="{_GREY}">{tick}</text>')
     out.append(f'<text x="{_LEFT - 8}" y="{axis}" text-anchor="end" fill="{_GREY}">tick</text>')
     return "\n".join([*out, *legend, "</svg>"]) + "\n"
+
+
+def svg_in_time(schedule: Schedule, found: Timeline, title: str | None = None) -> str:
+    """The schedule with its real durations, as an SVG element of the same style; a thin line is a message.
+
+    An action of the median length is as wide as a tick of `svg`, in a picture of at most 20,000 pixels.
+
+    Args:
+        found: of this schedule (`schedules.simulate.simulate`).
+        title: the heading; by default the schedule's name, its makespan and its bubbles.
+    """
+    said = f"{schedule.name}: makespan {found.makespan:.6g}, {found.bubble_fraction:.1%} bubbles"
+    heading = _escape(said if title is None else title)
+    lengths = [found.end[action] - found.start[action] for action in schedule]
+    unit = statistics.median(length for length in lengths if length > 0) if any(lengths) else 1.0
+    scale = min(_STEP / unit, 20_000 / max(found.makespan, unit))
+    chunk_of = {stage: c for rank in range(schedule.ranks) for c, stage in enumerate(schedule.stages_of(rank))}
+    legend, legend_width = _legend(schedule, x=_LEFT, y=62 + schedule.ranks * _STEP)
+    width = max(_LEFT + math.ceil(found.makespan * scale) + 12, legend_width, 8 * len(heading) + 24)
+    out = _head(width, 94 + schedule.ranks * _STEP, heading)
+    for action, arrival in found.arrival.items():
+        sender = schedule.placement[action.stage]
+        receiver = schedule.placement[action.stage + (1 if action.kind is Kind.F else -1)]
+        x1, x2 = (_LEFT + time * scale for time in (found.end[action], arrival))
+        y1, y2 = (36 + rank * _STEP + _CELL / 2 for rank in (sender, receiver))
+        out.append(f'<path d="M{x1:.1f} {y1:g}L{x2:.1f} {y2:g}" stroke="{_GREY}" opacity=".5"/>')
+    for rank, row in enumerate(schedule.actions):
+        y = 36 + rank * _STEP
+        out.append(f'<text x="{_LEFT - 8}" y="{y + 16}" text-anchor="end" fill="{_GREY}">rank {rank}</text>')
+        for action in row:
+            x, long = _LEFT + found.start[action] * scale, (found.end[action] - found.start[action]) * scale
+            fill, ink = _shade(action.kind, chunk_of[action.stage], schedule.chunks)
+            fits = long >= 7 * len(str(action.microbatch)) + 2
+            number = (
+                f'<text x="{x + long / 2:.1f}" y="{y + 16}" fill="{ink}">{action.microbatch}</text>' if fits else ""
+            )
+            out.append(
+                f"<g><title>{action}: {MEANING[action.kind]} of microbatch {action.microbatch}, stage {action.stage}, "
+                f"rank {rank}, from {found.start[action]:.6g} to {found.end[action]:.6g}</title>"
+                f'<rect x="{x:.1f}" y="{y}" width="{max(long - 1, 0.5):.1f}" height="{_CELL}" '
+                f'rx="{min(4, long / 4):.1f}" fill="{fill}"/>{number}</g>'
+            )
+    axis = 50 + schedule.ranks * _STEP
+    step = _round_step(100 / scale)
+    for mark in range(math.floor(found.makespan / step) + 1):
+        out.append(f'<text x="{_LEFT + mark * step * scale:.1f}" y="{axis}" fill="{_GREY}">{mark * step:.6g}</text>')
+    out.append(f'<text x="{_LEFT - 18}" y="{axis}" text-anchor="end" fill="{_GREY}">time</text>')
+    return "\n".join([*out, *legend, "</svg>"]) + "\n"
+
+
+def _round_step(least: float) -> float:
+    """The first of 1, 2, 5, 10, 20, ... (and 0.5, 0.2, ...) that is not below."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least)
+
+
+def _head(width: int, height: int, heading: str) -> list[str]:
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        f'role="img" aria-label="{heading}" font-family="{_FONT}" font-size="11" text-anchor="middle">',
+        f'<text x="12" y="22" font-size="14" font-weight="600" text-anchor="start" fill="{_GREY}">{heading}</text>',
+    ]
 
 
 def _legend(schedule: Schedule, x: int, y: int) -> tuple[list[str], int]:
@@ -129,7 +191,7 @@ def _legend(schedule: Schedule, x: int, y: int) -> tuple[list[str], int]:
             out.append(f'<rect x="{x}" y="{y}" width="18" height="18" rx="4" fill="{fill}"/>')
             out.append(f'<text x="{x + 9}" y="{y + 13}" fill="{ink}">{name}</text>')
             x += 20
-        words = _MEANING[kind] + (" by chunk" if schedule.chunks > 1 else "")
+        words = MEANING[kind] + (" by chunk" if schedule.chunks > 1 else "")
         out.append(f'<text x="{x + 4}" y="{y + 13}" text-anchor="start" fill="{_GREY}">{words}</text>')
         x += 22 + 6 * len(words)
     return out, x

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from meshsys.config import load_config
 from meshsys.errors import ConfigError
+from meshsys.files import write_whole
 from meshsys.planner import Plan
 from meshsys.report.history import read_history
 from meshsys.report.page import page
@@ -27,13 +27,7 @@ def write_report(run_dir: Path) -> Path:
     config = load_config(run_dir / "config.yaml")
     text = page(config, _read_plan(run_dir / "plan.json"), read_history(run_dir / "metrics.jsonl"))
     path = run_dir / "report.html"
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise ConfigError(f"{path} cannot be written: {error.strerror}; make the folder writable") from None
+    write_whole(path, text)
     return path
 
 

@@ -112,6 +112,14 @@ def test_schedule_show_text_and_svg(capsys, monkeypatch):
     assert [len(row.split()) - 2 for row in rows] == [len(row) for row in grid]
     assert main(["schedule", "show", "1f1b", *options, "--format", "svg"]) == 0
     assert capsys.readouterr().out.startswith("<svg")
+    times = ["--costs", "F=1,I=2,W=1,send=1", "--timing", "asynchronous"]
+    for given in (times, times[:2], times[2:]):
+        assert main(["schedule", "show", "1f1b", *options, "--format", "svg", *given]) == 0
+        assert "1f1b: makespan" in capsys.readouterr().out
+        assert main(["schedule", "show", "1f1b", *options, "--format", "perfetto", *given]) == 0
+        trace = json.loads(capsys.readouterr().out)
+        assert trace["otherData"]["timing"] == ("asynchronous" if "--timing" in given else "lockstep")
+        assert sum(event["ph"] == "X" for event in trace["traceEvents"]) == 12
 
 
 @pytest.mark.parametrize(

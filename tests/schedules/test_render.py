@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
 
 import pytest
 
 from schedules.actions import Schedule, split_backward, to_csv
-from schedules.families import make, names
-from schedules.render import svg, text
+from schedules.costs import Costs
+from schedules.families import describe, make, names
+from schedules.perfetto import perfetto
+from schedules.render import svg, svg_in_time, text
+from schedules.simulate import simulate
 from schedules.ticks import timeline
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -83,3 +88,70 @@ def test_svg_escapes(words, read):
 def test_csv_with_bubbles():
     schedule = make("gpipe", ranks=2, microbatches=1)
     assert to_csv(schedule, timeline(schedule)) == "0F0,,,0B0\n,1F0,1B0,\n"
+
+
+COSTS = {
+    "lockstep": Costs(F=1, I=1.5, W=0.5, send=0.25),
+    "asynchronous": Costs(F=1, I=1.5, W=0.5, send=0.5, transfer=0.25),
+}
+
+
+@pytest.mark.parametrize("timing", COSTS)
+@pytest.mark.parametrize("name", ["zb_h1", "interleaved_1f1b", "chimera"])
+def test_svg_in_time_is_to_scale(name, timing):
+    schedule = split_backward(make(name, ranks=4, microbatches=6))
+    found = simulate(schedule, COSTS[timing], timing)
+    root = ElementTree.fromstring(svg_in_time(schedule, found))
+    drawn = {}
+    for group in root.iter(f"{SVG}g"):
+        title, rect = group.find(f"{SVG}title"), group.find(f"{SVG}rect")
+        drawn[title.text.split(":")[0]] = rect.attrib
+    assert sorted(drawn) == sorted(str(action) for action in schedule)
+    scale = 26  # a forward is the median
+    for action in schedule:
+        box = {name: float(drawn[str(action)][name]) for name in ("x", "y", "width")}
+        assert box["x"] == pytest.approx(64 + scale * found.start[action], abs=0.06)
+        assert box["width"] == pytest.approx(scale * (found.end[action] - found.start[action]) - 1, abs=0.06)
+        assert box["y"] == 36 + 26 * schedule.placement[action.stage]
+    assert len(list(root.iter(f"{SVG}path"))) == len(found.arrival)
+    assert root.attrib["aria-label"].startswith(f"{name}: makespan {found.makespan:.6g}")
+
+
+@pytest.mark.parametrize("costs", [Costs(F=0, I=0, W=0), Costs(F=1e-7, I=1e-6, W=0), Costs(F=1e6)])
+def test_svg_in_time_of_odd_times(costs):
+    schedule = make("zb_h1", ranks=2, microbatches=3)
+    root = ElementTree.fromstring(svg_in_time(schedule, simulate(schedule, costs)))
+    assert len(list(root.iter(f"{SVG}title"))) == 18
+    assert float(root.attrib["width"]) < 21_000
+
+
+@pytest.mark.parametrize("timing", COSTS)
+@pytest.mark.parametrize(
+    "name", [name for name in names() if describe(name).takes_costs or name in ("1f1b", "chimera")]
+)
+def test_perfetto(name, timing):
+    schedule = make(name, ranks=3, microbatches=4)
+    found = simulate(schedule, COSTS[timing], timing)
+    trace = json.loads(perfetto(schedule, found, {"timing": timing}))
+    assert trace["otherData"]["timing"] == timing and trace["otherData"]["schedule"] == schedule.name
+    events = trace["traceEvents"]
+    slices = [event for event in events if event["ph"] == "X"]
+    assert sorted(event["name"] for event in slices) == sorted(map(str, schedule))
+    for rank in range(schedule.ranks):
+        row = sorted((event["ts"], event["dur"]) for event in slices if event["tid"] == rank)
+        assert sum(dur for _, dur in row) == pytest.approx(1e3 * found.work[rank])
+        assert all(ts + dur <= later + 1e-6 for (ts, dur), (later, _) in pairwise(row))
+    names_of = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert names_of == {rank: f"rank {rank}" for rank in range(schedule.ranks)}
+
+    def slice_at(event):
+        """The slice that an arrow is tied to: the one open at its time."""
+        at = (one for one in slices if one["tid"] == event["tid"] and one["ts"] <= event["ts"] < one["ts"] + one["dur"])
+        return next(at)["name"]
+
+    begins, ends = ({event["id"]: slice_at(event) for event in events if event["ph"] == phase} for phase in "sf")
+    assert len(begins) == len(found.arrival) and sorted(begins.values()) == sorted(map(str, found.arrival))
+    kinds = {"F": 1, "I": -1, "B": -1}
+    for name, sender in begins.items():
+        stage, kind, m = re.fullmatch(r"(\d+)([FIB])(\d+)", sender).groups()
+        assert ends[name] == f"{int(stage) + kinds[kind]}{kind}{m}"
