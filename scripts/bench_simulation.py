@@ -3,8 +3,8 @@
     python scripts/bench_simulation.py links|groups|speed|all [--json]
 
 `links` is table 5 of CrossPipe (arXiv:2507.00217): 8 ranks in two regions, 16 microbatches in 1f1b's memory; times over
-that of zb_h1 without delay, the paper's over its own. `groups` is Ada-Grouper's case (arXiv:2303.01675). `speed` builds,
-validates and simulates 32 ranks x 512 microbatches. Exits with 1 if a target is missed.
+that of zb_h1 without delay, the paper's over its own. `groups` is Ada-Grouper's case (arXiv:2303.01675). `speed`
+builds, validates and simulates 32 ranks x 512 microbatches. Exits with 1 if a target is missed.
 """
 
 from __future__ import annotations

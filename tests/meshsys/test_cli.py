@@ -15,7 +15,9 @@ from schedules.families import make, names
 from schedules.simulate import simulate
 from schedules.ticks import timeline
 
-SIMULATE = ["schedule", "simulate", "1f1b", "--stages", "4", "--microbatches", "4"]
+SIZES = ["--stages", "4", "--microbatches", "4"]
+SIMULATE = ["schedule", "simulate", "1f1b", *SIZES]
+SHOW = ["schedule", "show", "1f1b", *SIZES]
 
 
 def fails(capsys, *argv: str) -> str:
@@ -59,6 +61,14 @@ def fails(capsys, *argv: str) -> str:
         (["generate", "nowhere", "--prompt", "x", "--temperature", "nan"], "--temperature: nan must be a number"),
         (["generate", "nowhere", "--prompt", "x", "--max-tokens", "0"], "--max-tokens: 0 must be an integer"),
         (["report", "nowhere"], "the run nowhere does not exist"),
+        (["trace", "nowhere"], "the run nowhere does not exist"),
+        (["trace", "nowhere", "--steps", "-1"], "--steps: -1 must be an integer"),
+        (["schedule", "measure"], "required: CONFIG"),
+        (["schedule", "measure", "nowhere.yaml"], "nowhere.yaml does not exist"),
+        (["schedule", "measure", "nowhere.yaml", "--rounds", "0"], "--rounds: 0 must be an integer of at least 1"),
+        (SHOW + ["--format", "perfetto", "--costs", "F=-1"], "--costs=F=-1: cost F=-1.0 is not a time"),
+        (SHOW + ["--timing", "async"], "use lockstep, asynchronous"),
+        (["schedule", "simulate", "cross_region_wave", *SIZES, "--chunks", "3"], "chunks=3 is odd"),
     ],
 )
 def test_mistakes(capsys, monkeypatch, tmp_path, argv, wanted):
