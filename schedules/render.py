@@ -80,7 +80,7 @@ _STEP, _CELL, _LEFT = 26, 24, 64  # pixels: from cell to cell, a cell, the rank 
 _FONT = "ui-sans-serif,system-ui,sans-serif"
 
 
-def svg(schedule: Schedule, title: str | None = None) -> str:
+def svg(schedule: Schedule, title: str | None = None, *, hover: bool = True) -> str:
     """The same grid as an SVG element: hue by kind, tint by chunk, the microbatch in the cell.
 
     It needs no other file, style sheet or id, so one page can hold many; colours suit light and dark pages.
@@ -88,6 +88,7 @@ def svg(schedule: Schedule, title: str | None = None) -> str:
 
     Args:
         title: the heading; by default the schedule's name and sizes.
+        hover: say of each cell under the pointer what it is; without, the text is half as long.
     """
     grid = timeline(schedule)
     ticks, ranks = len(grid[0]), schedule.ranks
@@ -106,11 +107,15 @@ def svg(schedule: Schedule, title: str | None = None) -> str:
                 out.append(f'<rect x="{x + 9}" y="{y + 9}" width="6" height="6" rx="3" fill="{_GREY}" opacity=".3"/>')
                 continue
             fill, ink = _shade(action.kind, chunk_of[action.stage], schedule.chunks)
-            out.append(
-                f"<g><title>{action}: {MEANING[action.kind]} of microbatch {action.microbatch}, stage {action.stage}, "
-                f'rank {rank}, tick {tick}</title><rect x="{x}" y="{y}" width="{_CELL}" height="{_CELL}" rx="4" '
-                f'fill="{fill}"/><text x="{x + 12}" y="{y + 16}" fill="{ink}">{action.microbatch}</text></g>'
+            cell = (
+                f'<rect x="{x}" y="{y}" width="{_CELL}" height="{_CELL}" rx="4" fill="{fill}"/>'
+                f'<text x="{x + 12}" y="{y + 16}" fill="{ink}">{action.microbatch}</text>'
             )
+            said = (
+                f"{action}: {MEANING[action.kind]} of microbatch {action.microbatch}, stage {action.stage}, "
+                f"rank {rank}, tick {tick}"
+            )
+            out.append(f"<g><title>{said}</title>{cell}</g>" if hover else cell)
     axis = 50 + ranks * _STEP
     for tick in range(0, ticks, 5):
         out.append(f'<text x="{_LEFT + tick * _STEP + 12}" y="{axis}" fill="{_GREY}">{tick}</text>')

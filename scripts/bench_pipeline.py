@@ -8,16 +8,13 @@ times are medians of interleaved rounds, best taken on an idle one. Exits with 1
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 # JAX reads these once, when its backend starts.
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -26,11 +23,10 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_p
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import jax  # noqa: E402
-from rich.console import Console  # noqa: E402
-from rich.table import Table  # noqa: E402
 
 from models import ModelConfig  # noqa: E402
 from scripts.baselines import Job, Size, accumulate_job, autodiff_job, schedule_job, stage_jobs  # noqa: E402
+from scripts.bench_table import Row, run  # noqa: E402
 
 SMALL = Size(ModelConfig(layers=8, d_model=256, heads=4, d_ff=1024, vocab_size=1024), sequences=2, length=64)
 # Llama's proportions, and microbatches whose activations are larger than a stage's gradients.
@@ -40,20 +36,6 @@ ACTIVE = Size(
 # As wide as the first transformers were: more of what a layer recomputes is what its weight gradients read.
 WIDE = replace(ACTIVE, model=replace(ACTIVE.model, kv_heads=3, d_ff=768))
 ROUNDS = 7
-
-
-@dataclass(frozen=True)
-class Row:
-    """One number; `at_most` is its target, None where it only explains another."""
-
-    what: str
-    value: float
-    unit: str
-    at_most: float | None = None
-
-    @property
-    def met(self) -> bool:
-        return self.at_most is None or self.value <= self.at_most
 
 
 def memory() -> Iterator[Row]:
@@ -150,47 +132,15 @@ def compilation() -> Iterator[Row]:
         yield Row(f"  M={many} over M={few}", value[many] / value[few], "x", 1.1)
 
 
-BENCHMARKS: dict[str, tuple[Callable[[], Iterator[Row]], Size]] = {
-    "memory": (memory, ACTIVE),
-    "flops": (flops, SMALL),
-    "time": (wall, SMALL),
-    "compile": (compilation, SMALL),
+BENCHMARKS = {
+    "memory": (memory, str(ACTIVE)),
+    "flops": (flops, str(SMALL)),
+    "time": (wall, str(SMALL)),
+    "compile": (compilation, str(SMALL)),
 }
 
 
-def _table(name: str, size: Size, rows: list[Row]) -> Table:
-    table = Table(title=f"{name}: {size}", title_justify="left")
-    table.add_column("what")
-    table.add_column("value", justify="right")
-    table.add_column("target", justify="right")
-    table.add_column("")
-    for row in rows:
-        digits = 0 if row.value == int(row.value) else 3
-        target = "" if row.at_most is None else f"<= {row.at_most:g}"
-        verdict = "" if row.at_most is None else "[green]pass[/]" if row.met else "[red]FAIL[/]"
-        table.add_row(row.what, f"{row.value:.{digits}f} {row.unit}".strip(), target, verdict)
-    return table
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("benchmark", choices=[*BENCHMARKS, "all"])
-    parser.add_argument("--json", action="store_true", help="one JSON object, {benchmark: {size, rows}}")
-    arguments = parser.parse_args()
+if __name__ == "__main__":
     # A program that comes from a cache has no compile time.
     jax.config.update("jax_enable_compilation_cache", False)
-    console = Console()
-    found: dict[str, dict[str, Any]] = {}
-    for name in BENCHMARKS if arguments.benchmark == "all" else [arguments.benchmark]:
-        benchmark, size = BENCHMARKS[name]
-        rows = list(benchmark())
-        found[name] = {"size": str(size), "rows": [asdict(row) | {"met": row.met} for row in rows]}
-        if not arguments.json:
-            console.print(_table(name, size, rows))
-    if arguments.json:
-        print(json.dumps(found, indent=2))
-    return 0 if all(row["met"] for one in found.values() for row in one["rows"]) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(__doc__ or "", BENCHMARKS))

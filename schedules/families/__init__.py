@@ -20,6 +20,7 @@ from schedules.families.dual_pipe import dualpipe_v
 from schedules.families.gpipe import gpipe
 from schedules.families.interleaved import interleaved_1f1b
 from schedules.families.one_f_one_b import eager_1f1b, kfkb, one_f_one_b
+from schedules.families.v_memory import v_half, v_min
 from schedules.families.zbv import zbv
 from schedules.families.zero_bubble import zb_h1, zb_h2
 
@@ -134,6 +135,26 @@ _FAMILIES = {
             "zero bubble on a V, two chunks a rank; hardly a bubble, with 1f1b's activations",
             "Qi et al. 2024, Pipeline Parallelism with Controllable Memory, arXiv:2405.15362",
             zbv,
+            placement="v",
+            chunks=2,
+            min_chunks=2,
+            max_chunks=2,
+        ),
+        Family(
+            "v_half",
+            "zbv with half of 1f1b's activations and a longer fill and drain",
+            "Qi et al. 2024, Pipeline Parallelism with Controllable Memory, arXiv:2405.15362",
+            v_half,
+            placement="v",
+            chunks=2,
+            min_chunks=2,
+            max_chunks=2,
+        ),
+        Family(
+            "v_min",
+            "zbv with a third of 1f1b's activations, and a little; the longest fill and drain of the three",
+            "Qi et al. 2024, Pipeline Parallelism with Controllable Memory, arXiv:2405.15362",
+            v_min,
             placement="v",
             chunks=2,
             min_chunks=2,

@@ -11,6 +11,7 @@ from schedules.actions import Kind, ScheduleError, split_backward
 from schedules.costs import Costs
 from schedules.families import describe, make, names
 from schedules.simulate import simulate
+from schedules.slots import Lifetime, build_table
 from schedules.ticks import assign_ticks
 from schedules.validate import live, validate
 
@@ -169,6 +170,28 @@ def test_dualpipe_v_is_deepseeks(ranks, microbatches):
     assert max(live(schedule)) <= 2 * ranks + 1
 
 
+def test_less_memory_on_the_v():
+    for ranks, microbatches in SIZES:
+        sizes = {"ranks": ranks, "microbatches": microbatches}
+        least = max(6 * microbatches + ranks - 1, 4 * ranks + 1)
+        for name, held in (("v_half", ranks + 1), ("v_min", 2 * ranks // 3 + 2)):
+            schedule = make(name, **sizes)
+            assert max(live(schedule)) <= held
+            assert least <= count_ticks(schedule) <= 1.2 * least + 3 * ranks
+        assert count_ticks(make("v_half", **sizes)) <= count_ticks(make("v_min", **sizes))
+
+
+@pytest.mark.parametrize(("name", "most"), [("v_half", 0.60), ("v_min", 0.48)])
+def test_less_memory_than_1f1b(name, most):
+    schedules = [split_backward(make(each, ranks=8, microbatches=32)) for each in ("1f1b", name)]
+    whole, less = [max(simulate(schedule, Costs()).peak_activations) for schedule in schedules]
+    assert less <= most * whole
+    # The program's buffers, each as large as a stage: half as large on the V.
+    lives = [Lifetime(frozenset(range(schedule.stages)), Kind.F, Kind.W) for schedule in schedules]
+    slots = [build_table(one, [life]).counts[life] for one, life in zip(schedules, lives, strict=True)]
+    assert slots[1] / 2 <= most * slots[0]
+
+
 def test_chimera_fills_and_drains_in_half_the_time():
     for ranks, microbatches in SIZES:
         schedule = make("chimera", ranks=ranks, microbatches=microbatches)
@@ -237,6 +260,8 @@ def test_interleaved_with_one_chunk_is_1f1b():
         ("zb_h1", 103, 8),
         ("zb_h2", 103, 15),
         ("zbv", 199, 16),
+        ("v_half", 213, 9),
+        ("v_min", 235, 7),
         ("dualpipe_v", 199, 17),
         ("chimera", 102, 8),
         ("cross_region", 103, 8),

@@ -42,7 +42,10 @@ BY_HAND = (
 TWO_WAY = "0F0,,3F1,0F2,3I1,0I0,3W1,0W0,,0I2,0W2\n2F1,1F0,1I0,1F2,1W0,,2I1,1I2,2W1,1W2\n"
 
 # These bring a placement and an order, which are data: a few rows are enough.
-PLACEMENT_ONLY = frozenset({"csv:two_way"})
+PLACEMENT_ONLY = {
+    *("csv:two_way", "looped_bfs", "eager_1f1b", "kfkb", "zb_h2", "zbv", "v_half", "v_min", "dualpipe_v", "chimera"),
+    *("cross_region", "cross_region_wave"),
+}
 
 # Every row is one program. Options: `scan` loops over a stage's layers instead of unrolling them, `fused` leaves
 # full backwards in the schedule, `apart` recomputes in actions of their own, `spread` has the
@@ -70,6 +73,8 @@ csv:by_hand        2x1x1x1   3   5       none                     tied
 csv:two_way        2x1x2x1   3   5       dots                     tied,tick
 1f1b               2x1x1x1   3   5       full                     apart,dropout
 zb_h1              2x1x1x1   3   5       names:context            apart,scan
+chimera            4x1x1x1   9   5       dots                     scan,tied
+v_min              2x1x1x1   5   5       none                     scan,tied
 1f1b               4x1x1x1   5   3       none                     spread,scan
 zb_h1              2x1x2x1   3   3       none                     spread,tied
 """
@@ -94,6 +99,27 @@ csv:zbv            4x1x1x2   3   8       names:mlpwi_0,mlpwi_1    scan
 csv:dualpipev      4x1x1x1   3   9       full                     scan,tied
 csv:dualpipev      4x1x1x2   9   8       dots                     scan
 csv:dualpipev      2x1x2x1   1   3       offload:mlpwi_0          tick
+looped_bfs         2x1x2x1   5   5       dots                     scan,tied
+looped_bfs         4x1x1x1   3   3       full                     scan,fused
+eager_1f1b         4x1x1x1   9   3       none                     scan
+eager_1f1b         2x2x1x1   1   4       full                     fused
+kfkb               4x1x1x1   9   5       dots                     scan,tied
+kfkb               2x1x1x2   3   3       none                     scan,fused
+zb_h2              4x1x1x1   9   3       names:context            scan,dropout
+zb_h2              2x1x2x1   1   4       none                     tick
+zbv                4x1x1x1   9   5       none                     scan,tied
+zbv                2x1x2x1   3   3       full                     tick
+v_half             4x1x1x1   9   4       none                     scan
+v_half             2x1x1x1   1   3       full                     dropout
+v_min              4x1x1x1   9   3       dots                     scan
+v_min              2x2x1x1   5   5       full                     tied
+dualpipe_v         4x1x1x1   9   5       dots                     scan,tied,fused
+dualpipe_v         2x1x1x2   3   3       none                     scan
+chimera            2x1x2x1   3   3       none                     tick,fused
+chimera            4x1x1x1   1   4       full                     scan
+chimera            2x2x1x1   5   3       offload:context          scan,dropout
+cross_region       4x1x1x1   9   3       none                     scan
+cross_region_wave  2x1x1x1   5   4       dots                     scan
 csv:two_way        2x2x1x1   3   4       offload:context          scan,dropout
 csv:two_way        2x1x1x2   3   3       full                     scan
 csv:by_hand        2x2x1x1   3   4       offload:context          scan,dropout

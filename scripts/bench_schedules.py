@@ -1,0 +1,105 @@
+"""What schedules cost on paper, and how long it takes to find that out.
+
+    python scripts/bench_schedules.py makespan|memory|links|size|all [--json]
+
+All but `size` are counts, the same on every machine; `size` is processor time. Exits with 1 if a target is missed.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+# As a script, Python looks beside this file; the packages are one folder up.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from schedules.actions import Kind, Schedule, split_backward  # noqa: E402
+from schedules.costs import Costs  # noqa: E402
+from schedules.families import make, names  # noqa: E402
+from schedules.search import Question, lower_bound  # noqa: E402
+from schedules.simulate import simulate  # noqa: E402
+from schedules.slots import Lifetime, build_table  # noqa: E402
+from schedules.validate import validate  # noqa: E402
+from scripts.bench_table import Row, run  # noqa: E402
+
+RANKS, MICROBATCHES = 8, 32
+LONG_RANKS, LONG_MICROBATCHES = 32, 512
+LESS_MEMORY = {"v_half": 0.60, "v_min": 0.48}
+
+
+def makespan() -> Iterator[Row]:
+    """Lock-step time; F, I and W of 1/P of the model take a unit each."""
+    targets = {"zb_h1": 106.0, "zb_h2": 104.0, "zbv": 102.0}
+    for name in names():
+        schedule = _split(name, RANKS, MICROBATCHES)
+        costs = _costs(schedule)
+        found = simulate(schedule, costs)
+        yield Row(name, found.makespan, "", targets.get(name))
+        held = max(found.peak_activations)
+        if name in targets or name in LESS_MEMORY:
+            chunks = schedule.depth // RANKS
+            bound = lower_bound(Question(RANKS, MICROBATCHES, costs, memory_cap=held, chunks=chunks))
+            yield Row(f"  no schedule with {held:g} activations takes less than", bound, "")
+
+
+def memory() -> Iterator[Row]:
+    """The most that a rank holds, over 1f1b's, as the simulator counts and as the compiled program has slots for."""
+    one = _split("1f1b", RANKS, MICROBATCHES)
+    for name in names():
+        schedule = _split(name, RANKS, MICROBATCHES)
+        target = LESS_MEMORY.get(name, 1.0 if name in ("zb_h1", "zbv") else None)
+        held, base = (max(simulate(each, Costs()).peak_activations) for each in (schedule, one))
+        yield Row(f"{name}: activations, F to W", held / base, "x", target)
+        for what, start, end in (("F to W", Kind.F, Kind.W), ("F to I", Kind.F, Kind.I)):
+            slots, base = (_slots(each, start, end) for each in (schedule, one))
+            yield Row(f"  slots, {what}", slots / base, "x", target if end is Kind.W else None)
+        yield Row("  slots, I to W, in microbatches of 1/P of the model", _slots(schedule, Kind.I, Kind.W), "")
+
+
+def links() -> Iterator[Row]:
+    """Ranks that run freely, full backwards of two units, and transfers as long as a forward."""
+    for group, target in ((1, None), (2, 131.0), (4, None)):
+        schedule = make("kfkb", ranks=RANKS, microbatches=MICROBATCHES, group=group)
+        found = simulate(schedule, Costs(send=1), "asynchronous")
+        yield Row(f"kfkb, group={group}, {max(found.peak_activations):g} activations", found.makespan, "", target)
+
+
+def size() -> Iterator[Row]:
+    """Build, validate, lay out in ticks, simulate."""
+    for name in names():
+        start = time.process_time()
+        schedule = _split(name, LONG_RANKS, LONG_MICROBATCHES)
+        validate(schedule)
+        simulate(schedule, _costs(schedule))
+        yield Row(name, time.process_time() - start, "s", 5.0)
+
+
+def _split(name: str, ranks: int, microbatches: int) -> Schedule:
+    return split_backward(make(name, ranks=ranks, microbatches=microbatches))
+
+
+def _costs(schedule: Schedule) -> Costs:
+    """One unit for 1/P of the model."""
+    unit = schedule.ranks / schedule.depth
+    return Costs(F=unit, I=unit, W=unit)
+
+
+def _slots(schedule: Schedule, start: Kind, end: Kind) -> float:
+    """Buffer slots of the compiled program, each as large as a stage's share of the model."""
+    lifetime = Lifetime(frozenset(range(schedule.stages)), start, end)
+    return build_table(schedule, [lifetime]).counts[lifetime] * schedule.ranks / schedule.depth
+
+
+AT = f"{RANKS} ranks, {MICROBATCHES} microbatches"
+BENCHMARKS = {
+    "makespan": (makespan, AT),
+    "memory": (memory, AT),
+    "links": (links, AT),
+    "size": (size, f"{LONG_RANKS} ranks, {LONG_MICROBATCHES} microbatches"),
+}
+
+
+if __name__ == "__main__":
+    sys.exit(run(__doc__ or "", BENCHMARKS))
