@@ -61,6 +61,9 @@ def _add_schedule(parser: argparse.ArgumentParser) -> None:
         "--chunks", metavar="V", type=number(int, 1), help="stages a rank (default: the schedule's own)"
     )
     parser.add_argument("--group", metavar="K", type=number(int, 1), help="microbatches in a group, for kfkb")
+    parser.add_argument(
+        "--memory-cap", metavar="A", type=number(float, 1), help="microbatch activations a rank, for cross_region"
+    )
     parser.add_argument("--split", action="store_true", help="cut full backwards B into I and W, as training does")
 
 
@@ -176,6 +179,7 @@ def _make_schedule(args: argparse.Namespace, costs: Costs) -> Schedule:
         chunks=args.chunks,
         group=args.group,
         costs=costs if family.takes_costs else None,
+        memory_cap=args.memory_cap,
     )
     validate(schedule)
     return schedule
@@ -195,8 +199,9 @@ def _read_schedule(args: argparse.Namespace) -> Schedule:
         raise ConfigError(f"{args.name} is not text; give the path of a CSV file") from None
     except ScheduleError as error:
         raise ScheduleError(f"{args.name}: {error}") from None
-    if args.group is not None:
-        raise ConfigError(f"--group={args.group}, but the order of {args.name} is given; leave the option out")
+    for option, value in (("group", args.group), ("memory-cap", args.memory_cap)):
+        if value is not None:
+            raise ConfigError(f"--{option}={value}, but the order of {args.name} is given; leave the option out")
     held = {"stages": schedule.ranks, "microbatches": schedule.microbatches, "chunks": schedule.chunks}
     for option, count in held.items():
         if getattr(args, option) not in (None, count):

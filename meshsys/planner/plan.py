@@ -93,7 +93,7 @@ class SchedulePlan:
 
     Attributes:
         name: `pipeline.schedule`.
-        bubble_fraction: predicted, for F, I and W of one tick each.
+        bubble_fraction: predicted, at pipeline.costs.
         peak_activations: per rank, the most (stage, microbatch) pairs held at once.
         timeline: `timeline[rank][tick]`, as in "0F3"; None is a bubble.
     """

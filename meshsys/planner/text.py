@@ -129,7 +129,7 @@ def _timeline(plan: Plan) -> list[str]:
     options = f"--stages {schedule.ranks} --microbatches {schedule.microbatches} --chunks {schedule.chunks}"
     more = f"`meshsys schedule show {schedule.name} {options}` shows all"
     return [
-        f"Schedule, tick by tick; predicted bubble {schedule.bubble_fraction:.1%} (F, I and W of one tick each)",
+        f"Schedule, tick by tick; predicted bubble {schedule.bubble_fraction:.1%} at pipeline.costs",
         *_cut([f"  {line}".rstrip() for line in picture], _TIMELINE_LINES, more),
     ]
 

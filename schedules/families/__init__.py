@@ -43,6 +43,7 @@ class Family:
         max_chunks: the most; None for no limit.
         group: microbatches in a group if the user names none; None for a family without groups.
         takes_costs: whether the order depends on the costs.
+        takes_cap: whether the order depends on a memory cap.
     """
 
     name: str
@@ -55,14 +56,16 @@ class Family:
     max_chunks: int | None = 1
     group: int | None = None
     takes_costs: bool = False
+    takes_cap: bool = False
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Which of `chunks`, `group` and `costs` there is a choice of."""
+        """Which of `chunks`, `group`, `costs` and `memory_cap` there is a choice of."""
         takes = {
             "chunks": self.min_chunks != self.max_chunks,
             "group": self.group is not None,
             "costs": self.takes_costs,
+            "memory_cap": self.takes_cap,
         }
         return tuple(option for option, taken in takes.items() if taken)
 
@@ -187,6 +190,7 @@ _FAMILIES = {
             cross_region,
             max_chunks=None,
             takes_costs=True,
+            takes_cap=True,
         ),
         Family(
             "cross_region_wave",
@@ -198,6 +202,7 @@ _FAMILIES = {
             min_chunks=2,
             max_chunks=None,
             takes_costs=True,
+            takes_cap=True,
         ),
     )
 }
@@ -229,6 +234,7 @@ def make(
     chunks: int | None = None,
     group: int | None = None,
     costs: Costs | None = None,
+    memory_cap: float | None = None,
 ) -> Schedule:
     """Builds a family's schedule.
 
@@ -238,6 +244,7 @@ def make(
         chunks: stages a rank; None for the family's own number.
         group: microbatches in a group; None for the family's own number.
         costs: what the order is made for; None for F, I and W of one unit each.
+        memory_cap: the most microbatches' activations of 1/P of the model on a rank; None for the family's own.
 
     Raises:
         ScheduleError: an unknown name, a number that the family cannot have, or an option that it does not take.
@@ -245,6 +252,7 @@ def make(
     family = describe(name)
     _check_taken(family, "group", group)
     _check_taken(family, "costs", costs)
+    _check_taken(family, "memory_cap", memory_cap)
     chunks = family.chunks if chunks is None else chunks
     group = family.group if group is None else group
     for option, value, least in (
@@ -268,7 +276,7 @@ def make(
     ):
         if size > most:
             raise ScheduleError(f"{option}={value} is too large for {name}; use {most // (size // value)} or less")
-    values = {"chunks": chunks, "group": group, "costs": costs or Costs()}
+    values = {"chunks": chunks, "group": group, "costs": costs or Costs(), "memory_cap": memory_cap}
     return family.build(ranks, microbatches, **{option: values[option] for option in family.options})
 
 

@@ -19,7 +19,7 @@ __all__ = ["cross_region", "cross_region_wave"]
 
 
 def cross_region(
-    ranks: int, microbatches: int, chunks: int = 1, costs: Costs | None = None, *, cap: float | None = None
+    ranks: int, microbatches: int, chunks: int = 1, costs: Costs | None = None, *, memory_cap: float | None = None
 ) -> Schedule:
     """UD: a microbatch goes through the ranks once; the `chunks` of a rank are successive stages (the paper's UDSub).
 
@@ -28,18 +28,20 @@ def cross_region(
 
     Args:
         costs: times of each stage and link; by default those of `Costs()`, where links take no time.
-        cap: the most microbatches' activations of 1/P of the model on any rank; by default `ranks`, which
+        memory_cap: the most microbatches' activations of 1/P of the model on any rank; by default `ranks`, which
             is what the first rank of 1f1b holds.
 
     Raises:
-        ScheduleError: a cap below 1, or costs that lack a stage.
+        ScheduleError: a memory_cap below 1, or costs that lack a stage.
     """
     placement = tuple(stage // chunks for stage in range(ranks * chunks))
-    return _best("cross_region", ranks, microbatches, placement, costs or Costs(), ranks if cap is None else cap)
+    return _best(
+        "cross_region", ranks, microbatches, placement, costs or Costs(), ranks if memory_cap is None else memory_cap
+    )
 
 
 def cross_region_wave(
-    ranks: int, microbatches: int, chunks: int = 2, costs: Costs | None = None, *, cap: float | None = None
+    ranks: int, microbatches: int, chunks: int = 2, costs: Costs | None = None, *, memory_cap: float | None = None
 ) -> Schedule:
     """Wave: a microbatch goes through the ranks and back (V placement), through `chunks / 2` stages at each visit.
 
@@ -52,7 +54,14 @@ def cross_region_wave(
         )
     there = tuple(stage // (chunks // 2) for stage in range(ranks * chunks // 2))
     placement = there + there[::-1]
-    return _best("cross_region_wave", ranks, microbatches, placement, costs or Costs(), ranks if cap is None else cap)
+    return _best(
+        "cross_region_wave",
+        ranks,
+        microbatches,
+        placement,
+        costs or Costs(),
+        ranks if memory_cap is None else memory_cap,
+    )
 
 
 @dataclass(frozen=True)
@@ -80,7 +89,7 @@ _MOST_ACTIONS = 100_000  # to play over all rules, which bounds the time to some
 
 def _best(name: str, ranks: int, microbatches: int, placement: tuple[int, ...], costs: Costs, cap: float) -> Schedule:
     if not cap >= 1:
-        raise ScheduleError(f"cap={cap} is below one microbatch's activations; use 1 or more")
+        raise ScheduleError(f"memory_cap={cap} is below one microbatch's activations; use 1 or more")
     rules = _ONE_VISIT if placement[-1] == ranks - 1 else _TWO_VISITS
     # A greedy may waste memory that it is given; what it does with less is then the better schedule.
     caps = (cap, ranks) if cap > ranks else (cap,)

@@ -160,6 +160,18 @@ def test_schedule_simulate(capsys, timing, split, makespan):
     ]
 
 
+def test_schedule_simulate_within_a_memory_cap(capsys):
+    times = ["--costs", "F=1,I=1,W=1,send=2", "--timing", "asynchronous", "--json"]
+    makespans = []
+    for cap in ("4", "8"):
+        assert main(["schedule", "simulate", "cross_region", *SIZES[:3], "16", *times, "--memory-cap", cap]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert max(found["peak_activations"]) <= int(cap)
+        makespans.append(found["makespan"])
+    assert makespans[1] < makespans[0]
+    assert "memory_cap=8.0: 1f1b takes no memory_cap" in fails(capsys, *SIMULATE, "--memory-cap", "8")
+
+
 def test_schedule_simulate_reads_a_cost_file(capsys, tmp_path):
     path = tmp_path / "costs=1.json"
     costs = Costs(F=(1, 2, 3, 4), I=2, W=1, links=(Link(0, 1, 2, 3),))

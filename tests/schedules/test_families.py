@@ -286,8 +286,8 @@ def test_registry():
         "interleaved_1f1b": ("chunks",),
         "looped_bfs": ("chunks",),
         "kfkb": ("group",),
-        "cross_region": ("chunks", "costs"),
-        "cross_region_wave": ("chunks", "costs"),
+        "cross_region": ("chunks", "costs", "memory_cap"),
+        "cross_region_wave": ("chunks", "costs", "memory_cap"),
     }
 
 
@@ -303,6 +303,8 @@ def test_registry():
         ("kfkb", {"group": 0}, "group=0 is too small for kfkb; use 1 or more"),
         ("1f1b", {"group": 2}, "group=2: 1f1b takes no group; leave it out, or use kfkb"),
         ("zb_h1", {"costs": Costs()}, "costs=.*: zb_h1 takes no costs; leave it out"),
+        ("zb_h1", {"memory_cap": 8}, "memory_cap=8: zb_h1 takes no memory_cap; leave it out, or use cross_region"),
+        ("cross_region", {"memory_cap": 0.5}, "memory_cap=0.5 is below one microbatch"),
         ("1f1b", {"chunks": 0}, "chunks=0 is too small for 1f1b; use 1 or more"),
         ("gpipe", {"microbatches": 0}, "microbatches=0"),
         ("gpipe", {"ranks": -1}, "ranks=-1"),
