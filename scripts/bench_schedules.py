@@ -1,6 +1,6 @@
 """What schedules cost on paper, and how long it takes to find that out.
 
-    python scripts/bench_schedules.py makespan|memory|links|size|all [--json]
+    python scripts/bench_schedules.py makespan|memory|links|regions|size|all [--json]
 
 All but `size` are counts, the same on every machine; `size` is processor time. Exits with 1 if a target is missed.
 """
@@ -16,8 +16,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from schedules.actions import Kind, Schedule, split_backward  # noqa: E402
-from schedules.costs import Costs  # noqa: E402
-from schedules.families import make, names  # noqa: E402
+from schedules.costs import Costs, Link  # noqa: E402
+from schedules.families import describe, make, names  # noqa: E402
 from schedules.search import Question, lower_bound  # noqa: E402
 from schedules.simulate import simulate  # noqa: E402
 from schedules.slots import Lifetime, build_table  # noqa: E402
@@ -66,6 +66,37 @@ def links() -> Iterator[Row]:
         yield Row(f"kfkb, group={group}, {max(found.peak_activations):g} activations", found.makespan, "", target)
 
 
+# CrossPipe's table 5 (arXiv:2507.00217), case 1: seconds a microbatch by latency and transfer over a forward.
+TABLE_5 = {
+    (0, 0): {"1f1b": 0.151, "zb_h1": 0.133, "zbv": 0.118, "cross_region": 0.137, "cross_region_wave": 0.119},
+    (0.25, 2): {"1f1b": 0.241, "zb_h1": 0.230, "zbv": 0.315, "cross_region": 0.177, "cross_region_wave": 0.250},
+    (2, 0.25): {"1f1b": 0.242, "zb_h1": 0.229, "zbv": 0.314, "cross_region": 0.153, "cross_region_wave": 0.148},
+    (2, 2): {"1f1b": 0.321, "zb_h1": 0.309, "zbv": 0.473, "cross_region": 0.196, "cross_region_wave": 0.256},
+}
+
+
+def regions() -> Iterator[Row]:
+    """Two regions of four ranks and a slow link between them; times over zb_h1's without delay, and the paper's.
+
+    The target is that the paper's best schedule is the best one here.
+    """
+    base = None
+    for (latency, transfer), paper in TABLE_5.items():
+        slow = tuple(Link(*pair, latency, transfer) for pair in ((3, 4), (4, 3)))
+        found = {}
+        for name in paper:
+            unit = 1 / describe(name).chunks
+            costs = Costs(F=unit, I=unit, W=unit, links=slow)
+            given = costs if describe(name).takes_costs else None
+            schedule = make(name, ranks=RANKS, microbatches=16, costs=given)
+            found[name] = simulate(schedule, costs, "asynchronous").makespan
+        base = found["zb_h1"] if base is None else base
+        best = min(paper, key=paper.__getitem__)
+        for name, time_found in found.items():
+            what = f"latency {latency:g}, transfer {transfer:g}: {name} (paper {paper[name] / 0.133:.2f})"
+            yield Row(what, time_found / base, "x", min(found.values()) / base if name == best else None)
+
+
 def size() -> Iterator[Row]:
     """Build, validate, lay out in ticks, simulate."""
     for name in names():
@@ -97,6 +128,7 @@ BENCHMARKS = {
     "makespan": (makespan, AT),
     "memory": (memory, AT),
     "links": (links, AT),
+    "regions": (regions, f"{RANKS} ranks, 16 microbatches"),
     "size": (size, f"{LONG_RANKS} ranks, {LONG_MICROBATCHES} microbatches"),
 }
 

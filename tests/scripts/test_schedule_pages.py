@@ -24,7 +24,7 @@ def test_the_gallery_shows_what_is_known_of_1f1b():
     assert row and row[0].split(" | ")[1:] == ["110", "110", f"{14 / 110:.1%}", "117", "8", "1 |"]
 
 
-@pytest.mark.parametrize("benchmark", ["makespan", "memory", "links"])
+@pytest.mark.parametrize("benchmark", ["makespan", "memory", "links", "regions"])
 def test_no_target_is_missed(benchmark):
     rows, _ = bench_schedules.BENCHMARKS[benchmark]
     assert [row for row in rows() if not row.met] == []
