@@ -5,7 +5,7 @@ Two arguments, and the larger result of the two counts.
 **Chains and work.** For each rank: its work, what must pass before its first action (microbatch 0 has to come down
 from stage 0) and what must follow its last one (the input gradient has to go up to stage 0). With a cap, a rank
 can run only so much before its first input gradient, which comes after a whole round trip: the rest of that wait is
-lost.
+lost. And it must have done all but so many weight gradients before its last forward, so before its last input gradient.
 
 **Layers**, in lock step. The makespan is a sum over ticks of their lengths, which is the integral over x of the
 number of ticks longer than x. Ticks that long are needed for the actions that long, whatever the others do. So count
@@ -90,7 +90,10 @@ class Bound:
         starts = np.where((pending_work > 0) | ~np.isfinite(early), free, early)
         whole = np.maximum(starts, free + np.maximum(wait - forwards - pending_work, 0)) + all_work
         tail = np.where(left[..., 1] > 0, self._tails(times), np.inf).reshape(K, P, V).min(2)
-        without = work[..., :2].sum((2, 3))
+        # Before the last forward all but `pairs` weight gradients are done, and its input gradient is yet to come.
+        early_weights = np.maximum(left[..., 2].reshape(K, P, V).sum(2) - shape.pairs, 0)
+        early_weights = early_weights * (left[..., 0].reshape(K, P, V).sum(2) > 0)
+        without = work[..., :2].sum((2, 3)) + early_weights * times[:, 2].reshape(P, V).min(1)
         begin = np.maximum(np.where(np.isfinite(early), early, free), free + np.maximum(wait - forwards, 0))
         return np.maximum(whole, np.where(gradients_left, begin + without + np.where(gradients_left, tail, 0), 0))
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 
 from schedules.actions import Action, Schedule
+from schedules.search.asynchronous import greedy, tempers
 from schedules.search.bounds import lower_bound
 from schedules.search.known import known_schedules
 from schedules.search.lockstep import Table, lockstep_beam
@@ -23,8 +25,11 @@ ALGORITHM = 1
 """Counts changes after which the same question may have another answer; whoever keeps answers must keep it too."""
 
 _NEAR = 1e-9
-# Seconds that a state of a beam takes for a stage and a tick, on a slow core.
+# On a slow core: a state of a beam for a stage and a tick; an action of a greedy order. Effort is counted by these
+# and not by a clock, so that it does not depend on the machine.
 _SECONDS_PER_CELL = 1.2e-5
+_SECONDS_PER_ACTION = 1.2e-5
+_FEWEST_TEMPERS, _MOST_TEMPERS = 6, 1000
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,8 @@ class Answer:
     Attributes:
         timeline: of the schedule, by `schedules.simulate`.
         lower_bound: a makespan that no schedule of the question beats.
-        method: what found it: `beam`, `exact`, or a family's name.
+        method: what found it: `exact`, `beam` (`schedules.search.lockstep`), `greedy` (`.asynchronous`), or a
+            family's name.
         optimal: whether it is proved that no schedule of the question is shorter.
     """
 
@@ -62,7 +68,7 @@ def search(question: Question) -> Answer:
             best = method, schedule, timeline
         if best[2].makespan <= bound + _NEAR:
             break
-    assert best is not None  # a cap of 1 or more lets microbatches run one after another
+    assert best is not None  # the last of the known schedules is within any cap
     method, schedule, timeline = best
     validate(schedule, microbatches=question.microbatches)
     return Answer(question, schedule, timeline, bound, method, timeline.makespan <= bound + _NEAR)
@@ -72,43 +78,74 @@ def _candidates(question: Question, bound: float) -> Iterator[tuple[str, Schedul
     for schedule in known_schedules(question):
         yield schedule.name, schedule
     shapes = [Shape(question, placement) for placement in question.placements]
-    ticks = 3 * question.chunks * question.microbatches + 2 * question.stages
-    width = max(4, math.ceil(question.seconds / 2 / (ticks * question.stages * _SECONDS_PER_CELL)))
-    modes = (False, True) if question.timing == "lockstep" else (False,)
+    if question.timing == "lockstep":
+        yield from (("beam", schedule) for schedule in _in_step(question, shapes, question.seconds, bound))
+    else:
+        yield from _running_free(question, shapes)
+
+
+def _in_step(question: Question, shapes: list[Shape], seconds: float, bound: float) -> Iterator[Schedule]:
+    """Narrow beams over each placement, with and without waiting; then a wide one of the kind that did best."""
+    width = max(4, math.ceil(seconds / 2 / (_ticks(question) * question.stages * _SECONDS_PER_CELL)))
     first: list[tuple[float, int, Shape, bool]] = []
     for shape in shapes:
-        for waits in modes:
+        for waits in (False, True):
             table = lockstep_beam(shape, math.ceil(width / 8), question.seed, waits=waits, goal=bound)
             if table is not None:
                 first.append((table.makespan, len(first), shape, waits))
-                yield "beam", _schedule(shape, table)
+                yield _from_table(shape, table)
     if first:
         *_, shape, waits = min(first)
         table = lockstep_beam(shape, width, question.seed, waits=waits, goal=bound)
         if table is not None:
-            yield "beam", _schedule(shape, table)
+            yield _from_table(shape, table)
 
 
-def _schedule(shape: Shape, table: Table) -> Schedule:
+def _running_free(question: Question, shapes: list[Shape]) -> Iterator[tuple[str, Schedule]]:
+    """Greedy orders, and those of lock step, which plan further ahead where memory is short."""
+    actions = 3 * question.stages * question.microbatches
+    draws = int(question.seconds / 2 / len(shapes) / (actions * _SECONDS_PER_ACTION))
+    for shape in shapes:
+        tried = islice(tempers(shape, question.seed), max(min(draws, _MOST_TEMPERS), _FEWEST_TEMPERS))
+        makespan, word = min((greedy(shape, temper) for temper in tried), key=lambda found: found[0])
+        if makespan < math.inf:
+            yield "greedy", _from_words(shape, word)
+    for schedule in _in_step(question, shapes, question.seconds / 2, -math.inf):
+        yield "beam", replace(schedule, holds=())
+
+
+def _ticks(question: Question) -> int:
+    """About as many as a schedule has."""
+    return 3 * question.chunks * question.microbatches + 2 * question.stages
+
+
+def _from_table(shape: Shape, table: Table) -> Schedule:
     """The table as lists of actions, with whatever runs later there than it could held back."""
-    count = np.zeros((shape.Q, 3), int)
-    stages = sorted(range(shape.Q), key=lambda stage: shape.column[stage])
+    words = [column[column >= 0] for column in table.cells.T]
+    schedule = _from_words(shape, words)
     ticks: dict[Action, int] = {}
-    rows: list[list[Action]] = [[] for _ in range(shape.P)]
-    for tick, cells in enumerate(table.cells):
-        for rank in np.flatnonzero(cells >= 0):
-            chunk, kind = divmod(int(cells[rank]), 3)
-            stage = stages[rank * shape.V + chunk]
-            action = Action(stage, KINDS[kind], int(count[stage, kind]))
-            count[stage, kind] += 1
-            ticks[action] = tick
-            rows[rank].append(action)
-    schedule = Schedule("search", tuple(map(tuple, rows)), shape.placement)
+    for row, column in zip(schedule.actions, table.cells.T, strict=True):
+        ticks.update(zip(row, map(int, np.flatnonzero(column >= 0)), strict=True))
     holds = []
-    for row in rows:
+    for row in schedule.actions:
         for before, action in zip((None, *row), row, strict=False):
             earlier = [ticks[need] for need in needs(action, schedule)]
             earlier += [] if before is None else [ticks[before]]
             if ticks[action] > 1 + max(earlier, default=-1):
                 holds.append((action, ticks[action]))
     return replace(schedule, holds=tuple(holds))
+
+
+def _from_words(shape: Shape, words: Iterable[np.ndarray]) -> Schedule:
+    """Per-rank lists of 3 x chunk + (0, 1, 2 for F, I, W) as a schedule, microbatches in order."""
+    stages = np.argsort(shape.column)
+    rows = []
+    for rank, word in enumerate(words):
+        count = np.zeros(3 * shape.V, int)
+        row = []
+        for cell in map(int, word):
+            chunk, kind = divmod(cell, 3)
+            row.append(Action(int(stages[rank * shape.V + chunk]), KINDS[kind], int(count[cell])))
+            count[cell] += 1
+        rows.append(tuple(row))
+    return Schedule("search", tuple(rows), shape.placement)

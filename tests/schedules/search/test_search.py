@@ -88,9 +88,11 @@ def test_uneven_costs_in_lock_step(cap):
 @pytest.mark.parametrize(
     ("cap", "timing", "bound"),
     [
-        # Work 96 after 7 forwards.
-        (8, "asynchronous", 105.1),  # rank 0 waits for 8 forwards and 7 input gradients with 8 forwards of its own
-        (16, "asynchronous", 103.0),
+        (16, "asynchronous", 7 + 96),  # the last rank's work after seven forwards
+        # The last rank runs all F and I and, to hold no more than 8, 24 W before its last I; which then goes down.
+        (8, "asynchronous", 7 + 32 * 2.3 + 24 * 0.7 + 7 * 1.3 + 0.7),
+        # Rank 0's first I comes after 8 F and 7 I, and it has run one F of its own till then; 95 more follow.
+        (1, "asynchronous", 8 + 7 * 1.3 + 96 - 1),
         # 103 ticks of 0.7 or more, 7 + 64 + 7 of 1.0 or more (an input gradient is last), 7 + 32 of 1.3.
         (16, "lockstep", 0.7 * 103 + 0.3 * 78 + 0.3 * 39),
     ],
@@ -109,6 +111,13 @@ def test_actions_wait_for_their_like():
     done = execute(build_table(schedule), schedule.stages, schedule.ranks)
     assert done == {(action.stage, action.kind, action.microbatch) for action in schedule}
     assert from_csv(to_csv(schedule, timeline(schedule)), "search") == schedule
+
+
+@pytest.mark.parametrize(("cap", "least"), [(8, 107.2), (12, 104.4), (16, 103.0)])
+def test_free_ranks_reach_the_bound(cap, least):
+    """The families take 107.2 or more with any memory."""
+    answer = search(Question(8, 32, UNEVEN, cap, "asynchronous", seconds=1))
+    assert answer.optimal and answer.makespan == pytest.approx(least)
 
 
 @pytest.mark.slow
