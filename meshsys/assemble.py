@@ -137,8 +137,7 @@ def _check_axes(config: Config) -> None:
 
 def _check_costs(config: Config, schedule: Schedule, costs: Costs) -> None:
     try:
-        for kind in {action.kind for action in schedule}:
-            costs.time(kind, schedule.depth - 1)
+        costs.check(schedule.depth, schedule.ranks)
     except ScheduleError as error:
         raise ConfigError(f"pipeline.costs={config.pipeline.costs}: {error}") from None
 

@@ -156,6 +156,25 @@ class Costs:
             values["about"] = dict(about)
         return json.dumps(values, indent=2) + "\n"
 
+    def check(self, stages: int, ranks: int) -> None:
+        """Checks that the costs are of a schedule with these stages and ranks.
+
+        Raises:
+            ScheduleError: times for another number of stages, or a link of a rank that is not there.
+        """
+        for name in (*_KINDS, "stages"):
+            value = getattr(self, name)
+            if isinstance(value, tuple) and len(value) not in (stages, 0):
+                raise ScheduleError(
+                    f"costs: {name} is given for {len(value)} stages, and the schedule has {stages}; give each a time"
+                )
+        for link in self.links:
+            if max(link.sender, link.receiver) >= ranks:
+                raise ScheduleError(
+                    f"costs: there is no link from rank {link.sender} to rank {link.receiver}; "
+                    f"the schedule has the ranks 0 to {ranks - 1}"
+                )
+
     def of(self, action: Action) -> float:
         """The time of one action.
 

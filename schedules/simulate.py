@@ -60,10 +60,11 @@ def simulate(schedule: Schedule, costs: Costs, timing: Timing = "lockstep") -> T
             has ended and the link is free, and delays what waits for it and nothing else.
 
     Raises:
-        ScheduleError: a deadlock, an unknown timing, or costs that lack a stage.
+        ScheduleError: a deadlock, an unknown timing, or costs of other stages or ranks.
     """
     if timing not in ("lockstep", "asynchronous"):
         raise ScheduleError(f"timing={timing!r} is unknown; use lockstep or asynchronous")
+    costs.check(schedule.depth, schedule.ranks)
     times = _times(schedule, costs)
     start, arrival, makespan = (_lockstep if timing == "lockstep" else _free)(schedule, times, costs)
     pair = schedule.ranks / schedule.depth

@@ -32,7 +32,7 @@ def cross_region(
             is what the first rank of 1f1b holds.
 
     Raises:
-        ScheduleError: a memory_cap below 1, or costs that lack a stage.
+        ScheduleError: a memory_cap below 1, or costs of other stages or ranks.
     """
     placement = tuple(stage // chunks for stage in range(ranks * chunks))
     return _best(
@@ -90,6 +90,7 @@ _MOST_ACTIONS = 100_000  # to play over all rules, which bounds the time to some
 def _best(name: str, ranks: int, microbatches: int, placement: tuple[int, ...], costs: Costs, cap: float) -> Schedule:
     if not cap >= 1:
         raise ScheduleError(f"memory_cap={cap} is below one microbatch's activations; use 1 or more")
+    costs.check(len(placement), ranks)
     rules = _ONE_VISIT if placement[-1] == ranks - 1 else _TWO_VISITS
     # A greedy may waste memory that it is given; what it does with less is then the better schedule.
     caps = (cap, ranks) if cap > ranks else (cap,)

@@ -67,9 +67,7 @@ class Question:
             )
         if not 0 < self.seconds < math.inf:
             raise ScheduleError(f"seconds={self.seconds:g} is no effort; use a number above 0")
-        for stage in range(stages):
-            for kind in KINDS:
-                self.costs.time(kind, stage)  # raises where costs lack a stage
+        self.costs.check(stages, self.ranks)
 
     @property
     def stages(self) -> int:

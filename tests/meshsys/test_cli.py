@@ -181,7 +181,7 @@ def test_schedule_simulate_reads_a_cost_file(capsys, tmp_path):
     assert json.loads(capsys.readouterr().out)["makespan"] == wanted.makespan
 
     path.write_text(Costs(F=(1, 2)).to_json())
-    assert "costs: F is given for 2 stages, none for stage 2" in fails(capsys, *SIMULATE, "--costs", str(path))
+    assert "costs: F is given for 2 stages, and the schedule has 4" in fails(capsys, *SIMULATE, "--costs", str(path))
     path.write_text('{"F": "x"}')
     assert f'--costs={path}: cost F="x" is not a time' in fails(capsys, *SIMULATE, "--costs", str(path))
     path.write_bytes(b"\xff\xfe")

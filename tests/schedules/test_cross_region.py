@@ -108,5 +108,5 @@ def test_refused():
         cross_region(2, 2, memory_cap=0.5)
     with pytest.raises(ScheduleError, match="chunks=3 is odd.*use 4, or cross_region"):
         cross_region_wave(2, 2, 3)
-    with pytest.raises(ScheduleError, match="none for stage 2"):
+    with pytest.raises(ScheduleError, match="F is given for 2 stages, and the schedule has 4"):
         cross_region(4, 4, costs=Costs(F=(1, 1)))

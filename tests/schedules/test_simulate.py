@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import pairwise
 
 import pytest
@@ -97,6 +97,12 @@ COSTS = {
 costs_parameter = pytest.mark.parametrize("costs", COSTS.values(), ids=COSTS)
 
 
+def of_the_first_stages(costs, stages):
+    """The costs of as many stages as a schedule has."""
+    lists = {field.name: getattr(costs, field.name) for field in fields(costs) if field.name != "links"}
+    return replace(costs, **{name: value[:stages] for name, value in lists.items() if isinstance(value, tuple)})
+
+
 def schedules_with_recompute(name, split):
     """The family at 3 ranks and 5 microbatches, and the same with each backward's recomputation before it."""
     schedule = make(name, ranks=3, microbatches=5)
@@ -117,6 +123,7 @@ def schedules_with_recompute(name, split):
 @pytest.mark.parametrize("name", names())
 def test_asynchronous_is_the_event_simulation(name, split, costs):
     for schedule in schedules_with_recompute(name, split):
+        costs = of_the_first_stages(costs, schedule.depth)
         found = simulate(schedule, costs, "asynchronous")
         starts, sent, makespan = events(schedule, costs)
         assert found.start == pytest.approx(starts)
@@ -128,6 +135,7 @@ def test_asynchronous_is_the_event_simulation(name, split, costs):
 @pytest.mark.parametrize("name", names())
 def test_lockstep_sums_the_slowest_rank_of_each_tick(name, costs):
     for schedule in schedules_with_recompute(name, split=False):
+        costs = of_the_first_stages(costs, schedule.depth)
         found = simulate(schedule, costs)
         pairs = {pair for pair in pairwise(schedule.placement) if pair[0] != pair[1]}
         pairs |= {(b, a) for a, b in pairs}
@@ -196,8 +204,12 @@ def test_simulate_refuses():
     schedule = make("1f1b", ranks=2, microbatches=1)
     with pytest.raises(ScheduleError, match="timing='loose' is unknown; use lockstep or asynchronous"):
         simulate(schedule, Costs(), "loose")  # type: ignore[arg-type]
-    for costs in (Costs(stages=(1,)), Costs(F=(1,))):
-        with pytest.raises(ScheduleError, match="none for stage 1"):
+    for costs, words in (
+        (Costs(stages=(1,)), "stages is given for 1 stages, and the schedule has 2; give each a time"),
+        (Costs(F=(1, 1, 1)), "F is given for 3 stages, and the schedule has 2"),
+        (Costs(links=(Link(1, 2),)), "no link from rank 1 to rank 2; the schedule has the ranks 0 to 1"),
+    ):
+        with pytest.raises(ScheduleError, match=words):
             simulate(schedule, costs)
     stuck = from_csv("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0")
     for timing in ("lockstep", "asynchronous"):
