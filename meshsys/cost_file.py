@@ -25,7 +25,7 @@ def read_costs(text: str | None, option: str) -> Costs:
         return Costs()
     path = Path(os.path.expanduser(text))
     try:
-        if not text or ("=" in text and not path.is_file()):
+        if not text or ("=" in text and not os.path.isfile(path)):
             return Costs.parse(text)
         return Costs.from_json(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -202,12 +202,13 @@ class Costs:
 _KINDS = ("F", "I", "W", "B", "R")
 _TRANSFERS = ("send", "transfer")
 _NAMES = (*_KINDS, *_TRANSFERS)
+_LARGEST = 1e30  # sums of more actions than any schedule has are finite
 _EXAMPLE = '{"F": [1, 1.2], "I": 1.3, "W": 0.7}'
 
 
 def _check_time(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
-        raise ScheduleError(f"cost {name}={value} is not a time; use a number from 0")
+    if not 0 <= value <= _LARGEST:
+        raise ScheduleError(f"cost {name}={value} is not a time; use a number from 0 to {_LARGEST:g}")
 
 
 def _at(name: str, time: Time, stage: int) -> float:
@@ -228,7 +229,7 @@ def _time(key: str, value: Any) -> Time | None:
 
 def _number(key: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ScheduleError(f"cost {key}={json.dumps(value)} is not a time; use a number from 0")
+        raise ScheduleError(f"cost {key}={json.dumps(value)} is not a time; use a number from 0 to {_LARGEST:g}")
     try:
         return float(value)
     except OverflowError:

@@ -69,6 +69,7 @@ def test_json_may_leave_things_out():
         ("F=-1", "cost F=-1.0 is not a time"),
         ("F=nan", "cost F=nan is not a time"),
         ("F=inf", "cost F=inf is not a time"),
+        ("F=1e31", "cost F=1e\\+31 is not a time; use a number from 0 to 1e\\+30"),
     ],
 )
 def test_text_refused(text, words):
