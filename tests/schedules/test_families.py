@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from schedules.actions import Kind, ScheduleError, split_backward
+from schedules.actions import Kind, ScheduleError, from_csv, split_backward
 from schedules.costs import Costs
 from schedules.families import describe, make, names
 from schedules.simulate import simulate
 from schedules.slots import Lifetime, build_table
 from schedules.ticks import assign_ticks
 from schedules.validate import live, validate
+from tests.oracles import other_software
 
 SIZES = [(ranks, m) for ranks in (1, 2, 3, 4, 8) for m in (1, 2, 3, 4, 5, 7, 8, 9, 12, 17)]
 
@@ -168,6 +169,15 @@ def test_dualpipe_v_is_deepseeks(ranks, microbatches):
     schedule = make("dualpipe_v", ranks=ranks, microbatches=microbatches)
     assert [[str(action) for action in row] for row in schedule.actions] == deepseek(ranks, microbatches)
     assert max(live(schedule)) <= 2 * ranks + 1
+
+
+@pytest.mark.parametrize(("name", "writer"), [("zbv", other_software.zbv), ("dualpipe_v", other_software.dualpipev)])
+def test_no_slower_than_a_greedy_writer(name, writer):
+    for ranks in (2, 3, 4, 8):
+        for microbatches in (2 * ranks, 3 * ranks + 1):
+            schedules = make(name, ranks=ranks, microbatches=microbatches), from_csv(writer(ranks, microbatches))
+            ours, its = (count_ticks(schedule) for schedule in schedules)
+            assert ours <= its
 
 
 def test_less_memory_on_the_v():
