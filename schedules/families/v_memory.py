@@ -20,19 +20,22 @@ __all__ = ["v_half", "v_min"]
 def v_half(ranks: int, microbatches: int) -> Schedule:
     """V-Half: half of the activations of 1F1B, for a longer fill and drain.
 
-    A rank holds at most `ranks + 1` chunks, each half as large as a stage of `1f1b`.
+    A rank holds at most `ranks` chunks, or one more for an odd number of ranks, each half as large as a stage of
+    `1f1b`; with two ranks three, as they would take turns with two. At most two chunks are between I and W, as much as
+    the one stage of `1f1b`.
     """
-    return _best("v_half", ranks, microbatches, ranks + 1)
+    return _best("v_half", ranks, microbatches, max(ranks + ranks % 2, 3))
 
 
 def v_min(ranks: int, microbatches: int) -> Schedule:
     """V-Min: a third of the activations of 1F1B, and a little.
 
-    A rank holds at most `2 ranks / 3 + 2` chunks, each half as large as a stage of `1f1b`. A microbatch is on its way
-    for `4 ranks` ticks, and the ranks take a new one every six, so with less they could not be kept busy. Where
-    `ranks - 2` is a multiple of 3, this much does not quite do it either.
+    A rank holds at most `2 floor(ranks / 3) + 2` chunks, three if that is two, each half as large as a stage of
+    `1f1b`; at most two are between I and W. A microbatch is on its way for `4 ranks` ticks, and the ranks take a new
+    one every six, so that with less they could not be kept busy. With 5, 8, 11, ... ranks the microbatches do not quite
+    fit, and it takes longer than with others.
     """
-    return _best("v_min", ranks, microbatches, 2 * ranks // 3 + 2)
+    return _best("v_min", ranks, microbatches, max(2 * (ranks // 3) + 2, 3))
 
 
 @dataclass(frozen=True)
@@ -76,11 +79,13 @@ class _Pace:
 _PACES = (
     _Pace((1, 1, 1, 1), (1, 1, 1), (inf, inf), 3),
     _Pace((1, 1, 2, 1.5), (2, 1, 2), (4.5, 2.5), 12),
+    _Pace((1, 1, 2, 1.5), (2, 1, 2), (4.5, inf), 12),
+    _Pace((1, 1, 2, 1), (1, 2, 3), (6.5, inf), 6),
     _Pace((1, 1, 0.5, 0.5), (2, 1, 1), (inf, inf), 12),
     _Pace((1, 0.5, 1, 1), (1, 1, 1), (4.5, inf), 4),
-    _Pace((0.5, 1, 0.5, 1), (1, 2, 2), (inf, 4.5), 4),
-    _Pace((1.5, 0.5, 1, 1), (1, 2, 1), (12.5, 12.5), 4),
+    _Pace((1, 0.5, 1, 1), (1, 3, 1), (2.5, inf), 4),
 )
+_MOST_STASHED = 2  # between I and W, in chunks: as much as the one stage of 1f1b
 
 
 def _best(name: str, ranks: int, microbatches: int, most: int) -> Schedule:
@@ -114,6 +119,7 @@ def _play(pace: _Pace, ranks: int, microbatches: int, most: int) -> tuple[list[l
 
     choices = [[choice(kind, stage) for stage in (r, stages - 1 - r) for kind in kinds] for r in range(ranks)]
     held = [0] * stages
+    stashed = [0] * ranks
     rows: list[list[Action]] = [[] for _ in range(ranks)]
     left, tick = 3 * stages * microbatches, 0
     while left:
@@ -130,12 +136,15 @@ def _play(pace: _Pace, ranks: int, microbatches: int, most: int) -> tuple[list[l
                         early = stage == rank and (down >= most - 1 or tick < when - pace.ahead)
                         if early or down + up >= most:
                             continue
+                    if kind is Kind.I and stashed[rank] >= _MOST_STASHED:
+                        continue
                     if chosen is None or when < soonest:
                         soonest, chosen = when, one
             if chosen:
                 count, _, _, _, kind, stage = chosen
                 row.append(Action(stage, kind, done[count]))
                 held[stage] += (kind is Kind.F) - (kind is Kind.W)
+                stashed[rank] += (kind is Kind.I) - (kind is Kind.W)
                 ran.append(count)
         for count in ran:
             done[count] += 1

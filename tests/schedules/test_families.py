@@ -184,11 +184,13 @@ def test_less_memory_on_the_v():
     for ranks, microbatches in SIZES:
         sizes = {"ranks": ranks, "microbatches": microbatches}
         least = max(6 * microbatches + ranks - 1, 4 * ranks + 1)
-        for name, held in (("v_half", ranks + 1), ("v_min", 2 * ranks // 3 + 2)):
+        for name, held in (("v_half", ranks + ranks % 2), ("v_min", 2 * (ranks // 3) + 2)):
             schedule = make(name, **sizes)
-            assert max(live(schedule)) <= held
+            assert max(live(schedule)) <= max(held, 3)
+            for row in schedule.actions:
+                pending = [sum((a.kind is Kind.I) - (a.kind is Kind.W) for a in row[:end]) for end in range(len(row))]
+                assert max(pending) <= 2
             assert least <= count_ticks(schedule) <= 1.2 * least + 3 * ranks
-        assert count_ticks(make("v_half", **sizes)) <= count_ticks(make("v_min", **sizes))
 
 
 @pytest.mark.parametrize(("name", "most"), [("v_half", 0.60), ("v_min", 0.48)])
@@ -270,8 +272,8 @@ def test_interleaved_with_one_chunk_is_1f1b():
         ("zb_h1", 103, 8),
         ("zb_h2", 103, 15),
         ("zbv", 199, 16),
-        ("v_half", 213, 9),
-        ("v_min", 235, 7),
+        ("v_half", 215, 8),
+        ("v_min", 243, 6),
         ("dualpipe_v", 199, 17),
         ("chimera", 102, 8),
         ("cross_region", 103, 8),
