@@ -163,11 +163,27 @@ def _schedule(config: Config, costs: Costs, found: Schedule | None) -> Schedule:
             raise ConfigError(f"{option}={asked}, but {said} is made for {held}; set {option}={held}")
     split = pipeline.remat != "full" if pipeline.split_backward is None else pipeline.split_backward
     schedule = split_backward(schedule) if split else schedule
+    if schedule.period:
+        _check_stream(config)
     apart = pipeline.split_recompute or bool(recomputing_stages(schedule))
     if apart and pipeline.remat == "none":
         what = "pipeline.split_recompute=true" if pipeline.split_recompute else f"{said} has R actions, but"
         raise ConfigError(f"{what} finds nothing to recompute with pipeline.remat=none; set pipeline.remat=full, say")
     return add_recompute(schedule, costs if pipeline.costs else _EQUAL) if pipeline.split_recompute else schedule
+
+
+def _check_stream(config: Config) -> None:
+    pipeline = config.pipeline
+    for option, value, instead in (
+        ("head", pipeline.head, "last_stage" if pipeline.head != "last_stage" else None),
+        ("split_recompute", "true", "false" if pipeline.split_recompute else None),
+        ("remat", pipeline.remat, "full" if pipeline.remat.startswith("offload") else None),
+    ):
+        if instead:
+            raise ConfigError(
+                f"pipeline.{option}={value} needs a schedule that ends with a flush, and {pipeline.schedule} has none; "
+                f"set pipeline.{option}={instead}, or another pipeline.schedule"
+            )
 
 
 # Under full remat R is about a forward, and with it apart I and W are too.

@@ -63,21 +63,18 @@ class Checkpoints:
         )
 
     def restore(
-        self, shapes: PyTree, shardings: PyTree, check: Callable[[dict], None], say: Callable[[str], None]
+        self, wanted: Callable[[dict], PyTree], check: Callable[[dict], None], say: Callable[[str], None]
     ) -> tuple[PyTree, dict[str, Any]] | None:
         """The newest checkpoint that is whole, as `(state, meta)`; None where there is none.
 
         Args:
-            shapes, shardings: of the state in canonical form.
+            wanted: gives the shapes and shardings of the state in canonical form, for a meta.
             check: raises where the meta is of another model.
             say: takes a line about each damaged checkpoint, which is then moved aside.
 
         Raises:
             ConfigError: there are checkpoints and all are damaged.
         """
-        wanted = jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
-        )
         damaged: list[int] = []
         steps = sorted(self._manager.all_steps(), reverse=True)
         for step in steps:
@@ -93,7 +90,7 @@ class Checkpoints:
             check(meta)
             try:
                 state = self._manager.restore(
-                    step, args=ocp.args.Composite(state=ocp.args.StandardRestore(wanted))
+                    step, args=ocp.args.Composite(state=ocp.args.StandardRestore(wanted(meta)))
                 )["state"]
                 found = _checksums(state)
                 wrong = [name for name, value in checksums.items() if found.get(name) != value]

@@ -83,8 +83,9 @@ def add_costs(parser: argparse.ArgumentParser) -> None:
 def _schedule_list(args: argparse.Namespace) -> None:
     from schedules import families
 
-    width = max(map(len, families.names()))
-    for name in families.names():
+    every = families.names() + families.names(flush=False)
+    width = max(map(len, every))
+    for name in every:
         family = families.describe(name)
         print(f"{name:{width}}  {family.summary}\n{'':{width}}  {family.source}")
 

@@ -27,11 +27,17 @@ PyTree = Any
 
 
 class State(NamedTuple):
-    """What a step changes and a checkpoint keeps; `step` is the number of steps taken (int32 scalar)."""
+    """What a step changes and a checkpoint keeps.
+
+    Attributes:
+        step: the number of steps taken, an int32 scalar.
+        previous: without a flush, the parameters before the last step, which the microbatches in flight began with.
+    """
 
     step: jax.Array
     params: PyTree
     opt_state: PyTree
+    previous: PyTree = None
 
 
 class Metrics(NamedTuple):
@@ -48,6 +54,10 @@ class Metrics(NamedTuple):
 class Step:
     """The compiled step of an assembly on a mesh, and the shardings of its state.
 
+    Without a flush a step has two programs: the pipeline's, which needs the next step's batch too and keeps what is in
+    flight in this object, and the optimizer's. What is in flight is not saved: the first call runs the step before
+    without its update, which brings the same microbatches to the same places.
+
     Nothing is put on a device before the first step is taken, so a mesh of devices that are not there
     (`jax.experimental.topologies`) will do for `lower`.
     """
@@ -56,6 +66,7 @@ class Step:
         self.assembly, self.mesh = assembly, mesh
         config = assembly.config
         self._optimizer = make_optimizer(config.train)
+        self._streams = bool(assembly.program.period)
         decoder, layout = assembly.decoder, assembly.program.layout
         axes = decoder.logical_axes()
         shapes = jax.eval_shape(decoder.init, jax.eval_shape(jax.random.key, 0))
@@ -64,20 +75,25 @@ class Step:
         self.shardings = self._state_shardings(
             self._specs, jax.eval_shape(lambda params: self._staged(params), shapes)
         )
-        self.canonical_shardings = self._state_shardings(canonical_specs(axes, shapes, assembly.axes), shapes)
-        self.canonical_shapes = jax.eval_shape(self._new_state, shapes)
-        self._gradients = assembly.program.value_and_grad(
-            assembly.model, mesh, self._specs, batch_axes=BATCH_AXES, gather=config.pipeline.fsdp_gather
-        )
+        self._canonical_shardings = self._state_shardings(canonical_specs(axes, shapes, assembly.axes), shapes)
+        self._canonical_shapes = jax.eval_shape(self._new_state, shapes)
         replicated = NamedSharding(mesh, PartitionSpec())
         self._batch_sharding = NamedSharding(mesh, PartitionSpec(None, BATCH_AXES))
         self._rows_sharding = NamedSharding(mesh, PartitionSpec(None, "pipe"))
-        self._compiled: jax.stages.Compiled | None = None
-        self._run = jax.jit(
-            self._step,
-            donate_argnums=0,
-            out_shardings=(self.shardings, replicated),
-        )
+        self._compiled: dict[str, jax.stages.Compiled] = {}
+        options: Any = {"batch_axes": BATCH_AXES, "gather": config.pipeline.fsdp_gather}
+        if self._streams:
+            start, run = assembly.program.stream(assembly.model, mesh, self._specs, **options)
+            self._carry: PyTree = None
+            self._in_flight: Batch | None = None
+            self._carry_sharding = NamedSharding(mesh, PartitionSpec(("pipe", *BATCH_AXES)))
+            self._start = jax.jit(self._on_both(start), out_shardings=self._carry_sharding)
+            gradients = replicated, named(mesh, self._specs), self._carry_sharding
+            self._run = jax.jit(self._on_both(run), donate_argnums=4, out_shardings=gradients)
+            self._optimize = jax.jit(self._update, donate_argnums=0, out_shardings=(self.shardings, replicated))
+        else:
+            self._gradients = assembly.program.value_and_grad(assembly.model, mesh, self._specs, **options)
+            self._run = jax.jit(self._step, donate_argnums=0, out_shardings=(self.shardings, replicated))
 
     # --- State ----------------------------------------------------------------------------------------------
 
@@ -96,17 +112,27 @@ class Step:
     def to_canonical(self, state: State) -> State:
         """The state by global layer, as checkpoints hold it."""
         return jax.jit(
-            lambda state: _on_layers(state, self._layout.to_layers), out_shardings=self.canonical_shardings
+            lambda state: _on_layers(state, self._layout.to_layers), out_shardings=self._canonical_shardings
         )(state)
 
+    def canonical(self, *, previous: bool) -> State:
+        """Shapes and shardings of a state by global layer, with or without what a schedule without a flush adds."""
+        shapes, shardings = self._canonical_shapes, self._canonical_shardings
+        shapes = shapes._replace(previous=shapes.params if previous else None)
+        return _structs(shapes, shardings._replace(previous=shardings.params if previous else None))
+
     def from_canonical(self, state: State) -> State:
+        """The state in training form; what was in flight under another schedule is left out."""
+        last = state.params if state.previous is None else state.previous
+        state = state._replace(previous=last if self._streams else None)
         return jax.jit(lambda state: _on_layers(state, self._layout.to_stages), out_shardings=self.shardings)(state)
 
     def _staged(self, params: PyTree) -> PyTree:
         return _on_layers(params, self._layout.to_stages)
 
     def _new_state(self, params: PyTree) -> State:
-        return State(jnp.zeros((), jnp.int32), params, self._optimizer.init(params))
+        previous = params if self._streams else None
+        return State(jnp.zeros((), jnp.int32), params, self._optimizer.init(params), previous)
 
     def _state_shardings(self, specs: PyTree, params: PyTree) -> State:
         replicated: Any = PartitionSpec()
@@ -118,7 +144,7 @@ class Step:
             specs,
             transform_non_params=lambda _: replicated,
         )
-        return named(self.mesh, State(replicated, specs, opt_specs))
+        return named(self.mesh, State(replicated, specs, opt_specs, specs if self._streams else None))
 
     # --- Step -----------------------------------------------------------------------------------------------
 
@@ -126,27 +152,45 @@ class Step:
     def _rows(self) -> PyTree:
         return jax.device_put(self.assembly.program.rows(), self._rows_sharding)
 
-    def __call__(self, state: State, batch: data.Batch) -> tuple[State, Metrics]:
-        """Takes one step; the state given is consumed."""
-        run = self._run if self._compiled is None else self._compiled
-        return run(state, self.put(batch), self._rows)
+    def __call__(self, state: State, batch: data.Batch, following: data.Batch) -> tuple[State, Metrics]:
+        """Takes one step; the state given is consumed.
+
+        Args:
+            following: the next step's batch, which is read where the schedule has no flush.
+        """
+        run: Callable = self._compiled.get("run", self._run)
+        if not self._streams:
+            return run(state, self.put(batch), self._rows)
+        start: Callable = self._compiled.get("start", self._start)
+        optimize: Callable = self._compiled.get("optimize", self._optimize)
+        if self._carry is None:
+            self._in_flight = self.put(batch)
+            begun = state._replace(step=state.step - 1, params=state.previous)
+            arguments = begun, self._in_flight, self._in_flight
+            *_, self._carry = run(*arguments, self._rows, start(*arguments))
+        before, self._in_flight = self._in_flight, self.put(following)
+        loss, grads, self._carry = run(state, before, self._in_flight, self._rows, self._carry)
+        return optimize(state, loss, grads, before)
 
     def compile(self) -> None:
         """Compiles the step, so that the first one takes no longer than the others."""
-        self._compiled = self.lower().compile()
+        self._compiled["run"] = self.lower().compile()
+        if self._streams:
+            state, batch, *rest = self.abstract_arguments()
+            loss, grads, _ = jax.eval_shape(self._run, state, batch, *rest)
+            grads = _structs(grads, named(self.mesh, self._specs))
+            loss = _structs(loss, NamedSharding(self.mesh, PartitionSpec()))
+            self._compiled["start"] = self._start.lower(state, batch, batch).compile()
+            self._compiled["optimize"] = self._optimize.lower(state, loss, grads, batch).compile()
 
     def lower(self) -> jax.stages.Lowered:
-        """The step for abstract arguments, for its compiler figures."""
+        """The step (without a flush, its pipeline) for abstract arguments, for its compiler figures."""
         return self._run.lower(*self.abstract_arguments())
 
-    def abstract_arguments(self) -> tuple[State, Batch, PyTree]:
+    def abstract_arguments(self) -> tuple:
         """Shapes and shardings of the step's arguments."""
-        state = jax.eval_shape(lambda params: self._new_state(self._staged(params)), self.canonical_shapes.params)
-        state = jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-            state,
-            self.shardings,
-        )
+        state = jax.eval_shape(lambda params: self._new_state(self._staged(params)), self._canonical_shapes.params)
+        state = _structs(state, self.shardings)
         config = self.assembly.config
         shape = (config.pipeline.microbatches, self.assembly.microbatch_size)
 
@@ -156,11 +200,11 @@ class Step:
         length = config.data.sequence_length
         ints = struct(jnp.int32, length)
         batch = Batch(ints, ints, ints, ints, struct(jnp.float32, length), struct(jnp.int32))
-        rows = jax.tree.map(
-            lambda column: jax.ShapeDtypeStruct(column.shape, column.dtype, sharding=self._rows_sharding),
-            self.assembly.program.rows(),
-        )
-        return state, batch, rows
+        rows = _structs(self.assembly.program.rows(), self._rows_sharding)
+        if not self._streams:
+            return state, batch, rows
+        carry = jax.eval_shape(self._start, state, batch, batch)
+        return state, batch, batch, rows, _structs(carry, self._carry_sharding)
 
     def put(self, batch: data.Batch) -> Batch:
         """The global batch [rows, S], the same on every host, as the step's arrays [M, B, S]."""
@@ -181,11 +225,30 @@ class Step:
         return Batch(*map(one, fields))
 
     def _step(self, state: State, batch: Batch, rows: PyTree) -> tuple[State, Metrics]:
+        params = self.assembly.decoder.cast(state.params)
+        loss, grads = self._gradients(params, batch, _scale(batch), self._dropout_key(state.step), rows)
+        return self._update(state, loss, grads, batch)
+
+    def _on_both(self, function: Callable) -> Callable:
+        """`function(versions, batch, scale, key, ...)` of `Program.stream`, of a state and two steps' batches."""
+
+        def on_both(state: State, before: Batch, now: Batch, *rest: PyTree) -> Any:
+            versions = [state.previous, state.params][-self.assembly.program.versions :]
+            both = jax.tree.map(lambda one, other: jnp.concatenate([one, other]), before, now)
+            keys = [self._dropout_key(state.step + later) for later in (0, 1)]
+            key = jax.tree.map(lambda *pair: jnp.stack(pair), *keys)
+            scale = jnp.stack([_scale(before), _scale(now)])
+            return function([self.assembly.decoder.cast(one) for one in versions], both, scale, key, *rest)
+
+        return on_both
+
+    def _dropout_key(self, step: jax.Array) -> jax.Array | None:
         config = self.assembly.config
         key = jax.random.fold_in(jax.random.key(config.run.seed), 1) if config.model.dropout else None
-        key = None if key is None else jax.random.fold_in(key, state.step)
-        scale = 1.0 / jnp.maximum(batch.weights.sum(), 1.0)
-        loss, grads = self._gradients(self.assembly.decoder.cast(state.params), batch, scale, key, rows)
+        return None if key is None else jax.random.fold_in(key, step)
+
+    def _update(self, state: State, loss: jax.Array, grads: PyTree, batch: Batch) -> tuple[State, Metrics]:
+        config = self.assembly.config
         squares = _on_layers(grads, _squares_by_layer, otherwise=lambda grad: jnp.sum(jnp.square(grad)))
         grad_norm = jnp.sqrt(sum(jnp.sum(leaf) for leaf in jax.tree.leaves(squares)))
         finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
@@ -194,8 +257,9 @@ class Step:
         with jax.numpy_dtype_promotion("standard"):  # optax raises a float to an integer power
             updates, opt_state = self._optimizer.update(grads, state.opt_state, state.params)
         updates = jax.tree.map(lambda update: -rate.astype(update.dtype) * update, updates)
-        updated = State(state.step, optax.apply_updates(state.params, updates), opt_state)
+        updated = state._replace(params=optax.apply_updates(state.params, updates), opt_state=opt_state)
         kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, state)
+        kept = kept._replace(previous=state.params if self._streams else None)
         metrics = Metrics(
             loss,
             grad_norm,
@@ -218,6 +282,19 @@ class Step:
                 found.append(f"the gradient of {where}")
                 break
         return ", ".join(found) or "the norm of the gradient"
+
+
+def _structs(tree: PyTree, shardings: PyTree) -> PyTree:
+    """Shapes and dtypes with their shardings: one for each leaf, or one for all."""
+    if isinstance(shardings, NamedSharding):
+        shardings = jax.tree.map(lambda _: shardings, tree)
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree, shardings
+    )
+
+
+def _scale(batch: Batch) -> jax.Array:
+    return 1.0 / jnp.maximum(batch.weights.sum(), 1.0)
 
 
 def _squares_by_layer(grads: PyTree) -> PyTree:

@@ -71,7 +71,9 @@ def _run(
     steps, every = config.train.steps, config.checkpoint.every
 
     restored = checkpoints.restore(
-        step.canonical_shapes, step.canonical_shardings, lambda meta: _check_same_model(config, meta), _print
+        lambda meta: step.canonical(previous=meta.get("previous", False)),
+        lambda meta: _check_same_model(config, meta),
+        _print,
     )
     if restored is None:
         state, taken = step.init(), 0
@@ -87,10 +89,12 @@ def _run(
     metrics = MetricsWriter(folder, taken)
 
     def save(taken: int, state: State, position: dict[str, Any]) -> None:
+        kept = step.to_canonical(state._replace(step=state.step * 0 + taken))
         meta = {"step": taken, "model": dataclasses.asdict(config.model), "data": position}
-        checkpoints.save(taken, step.to_canonical(state._replace(step=state.step * 0 + taken)), meta)
+        checkpoints.save(taken, kept, meta | {"previous": kept.previous is not None})
 
     code, position = 0, loader.state()
+    following = next(loader)
     try:
         with TrainProgress(taken, steps) as progress:
             if taken < steps:
@@ -99,7 +103,8 @@ def _run(
             signals.wait_for_step = True
             while taken < steps and not signals.caught:
                 begun = time.perf_counter()
-                state, measured = step(state, next(loader))
+                batch, reached, following = following, loader.state(), next(loader)
+                state, measured = step(state, batch, following)
                 measured = jax.device_get(measured)
                 seconds = time.perf_counter() - begun
                 record = {
@@ -120,7 +125,7 @@ def _run(
                     break
                 metrics.write(record)
                 progress.update(record)
-                taken, position = taken + 1, loader.state()
+                taken, position = taken + 1, reached
                 if every and taken % every == 0:
                     save(taken, state, position)
             save(taken, state, position)

@@ -64,6 +64,11 @@ class Schedule:
             the same layers. A microbatch runs in one pipeline.
         holds: actions and ticks: in lock step the action runs in that tick or later, though it could run earlier, so
             that it meets its like and makes no other tick longer. Ranks that run freely take no notice.
+        period: 0 for a schedule that ends with a flush. Otherwise the microbatches of a step, and the lists are one
+            step of an endless stream: microbatches from `period` on are this step's, those below are the step before's,
+            which had them as `period` more. What an action needs and the lists do not have ran in the step before.
+        versions: of the weights, without a flush: 2 where every microbatch keeps to the newest weights of when its step
+            began, 1 where every action uses the newest.
     """
 
     name: str
@@ -71,6 +76,8 @@ class Schedule:
     placement: tuple[int, ...]
     pipelines: int = 1
     holds: tuple[tuple[Action, int], ...] = ()
+    period: int = 0
+    versions: int = 1
 
     @property
     def ranks(self) -> int:
@@ -93,11 +100,16 @@ class Schedule:
 
     @cached_property
     def microbatches(self) -> int:
-        return 1 + max((action.microbatch for action in self), default=-1)
+        return self.period or 1 + max((action.microbatch for action in self), default=-1)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages on a rank, in model order: chunk c of the rank is `stages_of(rank)[c]`."""
         return tuple(stage for stage, owner in enumerate(self.placement) if owner == rank)
+
+    @cached_property
+    def members(self) -> frozenset[Action]:
+        """All actions."""
+        return frozenset(self)
 
     def __iter__(self) -> Iterator[Action]:
         """All actions, rank by rank."""

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from schedules.actions import Kind, Schedule
+from schedules.actions import Kind, Schedule, ScheduleError
 from schedules.backward import SplitBlock, split
 from schedules.borrow import borrow, give_back
 from schedules.buffers import LIFETIMES, RECOMPUTE_LIFETIMES, Buffers, blank, get, put
@@ -138,6 +138,7 @@ class Program:
         poison: bool = False,
     ):
         self.vocab_parallel = vocab_parallel
+        self.period, self.versions = schedule.period, schedule.versions
         self._end_ranks = [
             (schedule.placement[first], schedule.placement[first + schedule.depth - 1])
             for first in range(0, schedule.stages, schedule.depth)
@@ -230,45 +231,101 @@ class Program:
         loss and its gradients; `rows` is `self.rows()`. Gradients are sharded as the parameters are, and added up in
         float32 at least.
         """
+        if self.period:
+            raise ScheduleError("a schedule without a flush hands what is in flight to the next step; use `stream`")
         manual = ("pipe", *batch_axes)
         local = jax.tree.map(partial(manual_part, manual=manual), dict(specs), is_leaf=is_spec)
 
         def body(
             params: PyTree, batch: PyTree, scale: jax.Array, key: PyTree, rows: PyTree
         ) -> tuple[jax.Array, PyTree]:
-            rows = jax.tree.map(lambda column: column[:, 0], rows)
-            run = _Run(self, model, batch, scale, key, params, local, specs, batch_axes, gather)
-            loss, grads = run(rows)
+            run = _Run(self, model, batch, scale, key, [params], local, specs, batch_axes, gather)
+            loss, grads, _ = run(rows, run.blank())
             return sum_over(loss, manual), grads
 
         def function(
             params: PyTree, batch: PyTree, scale: jax.Array, key: PyTree, rows: PyTree
         ) -> tuple[jax.Array, PyTree]:
-            everywhere = PartitionSpec()
-            in_specs = (
-                local,
-                jax.tree.map(lambda _: PartitionSpec(None, tuple(batch_axes)), batch),
-                everywhere,
-                jax.tree.map(lambda _: everywhere, key),
-                jax.tree.map(lambda _: PartitionSpec(None, "pipe"), rows),
-            )
-            mapped = jax.shard_map(
-                body,
-                mesh=mesh,
-                in_specs=in_specs,
-                out_specs=(everywhere, local),
-                axis_names=set(manual),
-                check_vma=False,
-            )
-            loss, grads = mapped(params, batch, scale, key, rows)
-            shardings = jax.tree.map(partial(NamedSharding, mesh), dict(specs), is_leaf=is_spec)
-            return loss, jax.lax.with_sharding_constraint(grads, shardings)
+            in_specs = (local, *_specs(batch, key, batch_axes), _over_ranks(rows))
+            out_specs = (PartitionSpec(), local)
+            loss, grads = _mapped(body, mesh, in_specs, out_specs, manual)(params, batch, scale, key, rows)
+            return loss, _constrained(grads, specs, mesh)
 
         return function
 
+    def stream(
+        self,
+        model: PipelineModel,
+        mesh: Mesh,
+        specs: Mapping[str, PyTree],
+        *,
+        batch_axes: Sequence[str] = ("data", "fsdp"),
+        gather: str = "step",
+    ) -> tuple[Callable[..., PyTree], Callable[..., tuple[jax.Array, PyTree, PyTree]]]:
+        """For a schedule without a flush: `start` and `step`, whose arguments are those of `value_and_grad`.
+
+        `start(params, batch, scale, key) -> carry` gives what is in flight before the first step: nothing.
+        `step(params, batch, scale, key, rows, carry) -> (loss, grads, carry)` runs one step of the stream and returns
+        the loss and the gradients of the *step before*, which this one completes.
+
+        Here `params` is a list of the schedule's `versions`, the newest last; `batch` leaves are [2 M, sequences, ...],
+        the step before's and this one's; `scale` is [2]; `key` has a leading axis of 2.
+        """
+        manual = ("pipe", *batch_axes)
+        local = jax.tree.map(partial(manual_part, manual=manual), dict(specs), is_leaf=is_spec)
+        everywhere: Any = PartitionSpec(manual)  # every device has its own
+
+        def run_of(params: PyTree, batch: PyTree, scale: jax.Array, key: PyTree) -> _Run:
+            return _Run(self, model, batch, scale, key, params, local, specs, batch_axes, gather)
+
+        def begin(params: PyTree, batch: PyTree, scale: jax.Array, key: PyTree) -> PyTree:
+            return jax.tree.map(lambda a: a[None], run_of(params, batch, scale, key).blank())
+
+        def body(
+            params: PyTree, batch: PyTree, scale: jax.Array, key: PyTree, rows: PyTree, carry: PyTree
+        ) -> tuple[jax.Array, PyTree, PyTree]:
+            carry = jax.tree.map(lambda a: a[0], carry)
+            loss, grads, carry = run_of(params, batch, scale, key)(rows, carry)
+            return sum_over(loss, manual), grads, jax.tree.map(lambda a: a[None], carry)
+
+        def start(params: PyTree, batch: PyTree, scale: jax.Array, key: PyTree) -> PyTree:
+            in_specs = ([local] * self.versions, *_specs(batch, key, batch_axes))
+            return _mapped(begin, mesh, in_specs, everywhere, manual)(params, batch, scale, key)
+
+        def step(
+            params: PyTree, batch: PyTree, scale: jax.Array, key: PyTree, rows: PyTree, carry: PyTree
+        ) -> tuple[jax.Array, PyTree, PyTree]:
+            in_specs = ([local] * self.versions, *_specs(batch, key, batch_axes), _over_ranks(rows), everywhere)
+            mapped = _mapped(body, mesh, in_specs, (PartitionSpec(), local, everywhere), manual)
+            loss, grads, carry = mapped(params, batch, scale, key, rows, carry)
+            return loss, _constrained(grads, specs, mesh), carry
+
+        return start, step
+
+
+def _mapped(body: Callable, mesh: Mesh, in_specs: Any, out_specs: Any, manual: Sequence[str]) -> Callable:
+    return jax.shard_map(
+        body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(manual), check_vma=False
+    )
+
+
+def _specs(batch: PyTree, key: PyTree, batch_axes: Sequence[str]) -> tuple[PyTree, PartitionSpec, PyTree]:
+    """Of a batch, the scale and the key."""
+    sequences = jax.tree.map(lambda _: PartitionSpec(None, tuple(batch_axes)), batch)
+    return sequences, PartitionSpec(), jax.tree.map(lambda _: PartitionSpec(), key)
+
+
+def _over_ranks(rows: PyTree) -> PyTree:
+    return jax.tree.map(lambda _: PartitionSpec(None, "pipe"), rows)
+
+
+def _constrained(grads: PyTree, specs: Mapping[str, PyTree], mesh: Mesh) -> PyTree:
+    shardings = jax.tree.map(partial(NamedSharding, mesh), dict(specs), is_leaf=is_spec)
+    return jax.lax.with_sharding_constraint(grads, shardings)
+
 
 class _Run:
-    """One rank's share of one step, while it is traced."""
+    """One rank's share of one step, while it is traced; `params` are the versions of the weights, the newest last."""
 
     def __init__(
         self,
@@ -277,7 +334,7 @@ class _Run:
         batch: PyTree,
         scale: jax.Array,
         key: PyTree,
-        params: PyTree,
+        params: Sequence[PyTree],
         local_specs: PyTree,
         specs: Mapping[str, PyTree],
         batch_axes: Sequence[str],
@@ -287,22 +344,17 @@ class _Run:
         self.batch_axes, self.specs, self.local = tuple(batch_axes), specs, local_specs
         self.each_tick = gathered_each == "tick"
         self.unroll = program.unroll
-        # Shared leaves [...]; layer leaves [1, V, J, ...] -> [V * J, ...], V with the borrowed chunks from here on.
         self.shared_specs = local_specs["shared"]
         if program.vocab_parallel:
             self.shared_specs = jax.tree.map(partial(without, axis="pipe"), local_specs["shared"], is_leaf=is_spec)
-        self.shared = jax.tree.map(gather, params["shared"], self.shared_specs)
-        staged = jax.tree.map(lambda a: borrow(a[0], program.layout), params["layers"])
-        staged = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), staged)
+        self.shared = [jax.tree.map(gather, version["shared"], self.shared_specs) for version in params]
         self.layer_specs = jax.tree.map(lambda spec: PartitionSpec(*spec[3:]), local_specs["layers"], is_leaf=is_spec)
-        if not self.each_tick:
-            staged = jax.tree.map(lambda a, spec: gather(a, spec, skip=1), staged, self.layer_specs)
-        self.layers = self._by_place(staged)
-        layer = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), staged)
-        if self.each_tick:
-            layer = jax.eval_shape(lambda p: jax.tree.map(gather, p, self.layer_specs), layer)
+        self.layers = [self._by_place(self._staged(version["layers"])) for version in params]
+        layer = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[3:], a.dtype), params[0]["layers"])
+        layer = jax.eval_shape(lambda p: jax.tree.map(gather, p, self.layer_specs), layer)
         microbatch = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batch)
-        whole = jax.eval_shape(lambda p: jax.tree.map(gather, p, local_specs["shared"]), params["shared"])
+        whole = jax.eval_shape(lambda p: jax.tree.map(gather, p, local_specs["shared"]), params[0]["shared"])
+        key = jax.tree.map(lambda k: k[0], key) if program.period else key
         splits = {
             name: split_model(model, layer, whole, microbatch, key, remat, apart=apart)
             for name, (remat, apart) in program.ways.items()
@@ -315,7 +367,32 @@ class _Run:
         rank = jax.lax.axis_index("pipe")
         self.numbers = jnp.asarray(program.layout.numbers)[rank].reshape(-1)
 
+    # --- What differs between the steps whose microbatches run together, where no flush keeps them apart ------
+
+    def _step_of(self, microbatch: jax.Array) -> tuple[jax.Array, ...]:
+        """An index: 0 for the step before, 1 for this one; with a flush there is only one, and none."""
+        period = self.program.period
+        return ((microbatch >= period).astype(jnp.int32),) if period else ()
+
+    def _of_step(self, tree: PyTree, microbatch: jax.Array) -> PyTree:
+        return jax.tree.map(lambda a: get(a, *self._step_of(microbatch)), tree) if self.program.period else tree
+
+    def _version(self, versions: Sequence[PyTree], microbatch: jax.Array) -> PyTree:
+        if len(versions) == 1:
+            return versions[0]
+        (is_new,) = self._step_of(microbatch)
+        old, new = versions
+        return jax.tree.map(lambda a, b: jnp.where(is_new == 1, b, a), old, new)
+
     # --- Storage that has one entry a layer place -----------------------------------------------------------
+
+    def _staged(self, layers: PyTree) -> PyTree:
+        """[1, V, J, ...] -> [V * J, ...], V with the borrowed chunks from here on."""
+        layers = jax.tree.map(lambda a: borrow(a[0], self.program.layout), layers)
+        layers = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), layers)
+        if self.each_tick:
+            return layers
+        return jax.tree.map(lambda a, spec: gather(a, spec, skip=1), layers, self.layer_specs)
 
     def _by_place(self, tree: PyTree) -> PyTree:
         """Leading axis V * J; unrolled, a tuple of the entries."""
@@ -327,15 +404,21 @@ class _Run:
     def _stacked(self, stored: PyTree) -> PyTree:
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *stored) if self.unroll else stored
 
-    def _params(self, chunk: Any, j: Any) -> PyTree:
+    def _shared(self, row: dict) -> PyTree:
+        return self._version(self.shared, row["microbatch"])
+
+    def _params(self, chunk: Any, j: Any, row: dict) -> PyTree:
         place = chunk * self.program._places + j
         if self.unroll:
-            params = self.layers[place]
+            versions = [layers[place] for layers in self.layers]
         else:
-            params = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, place, keepdims=False), self.layers)
+            take = partial(jax.tree.map, lambda a: jax.lax.dynamic_index_in_dim(a, place, keepdims=False))
+            versions = [take(layers) for layers in self.layers]
+        params = self._version(versions, row["microbatch"])
         return jax.tree.map(gather, params, self.layer_specs) if self.each_tick else params
 
-    def _add_grads(self, stored: PyTree, chunk: Any, j: Any, grads: PyTree) -> PyTree:
+    def _add_grads(self, stored: PyTree, chunk: Any, j: Any, row: dict, grads: PyTree) -> PyTree:
+        step = self._step_of(row["microbatch"])
         place = chunk * self.program._places + j
         if self.each_tick:
             grads = jax.tree.map(
@@ -345,15 +428,8 @@ class _Run:
                 is_leaf=_is_none,
             )
         if self.unroll:
-            return (*stored[:place], _add(stored[place], grads), *stored[place + 1 :])
-
-        def leaf(total: jax.Array, grad: jax.Array | None) -> jax.Array:
-            if grad is None:
-                return total
-            old = jax.lax.dynamic_index_in_dim(total, place, keepdims=False)
-            return jax.lax.dynamic_update_index_in_dim(total, old + grad.astype(total.dtype), place, 0)
-
-        return jax.tree.map(leaf, stored, grads, is_leaf=_is_none)
+            return (*stored[:place], _add(stored[place], grads, *step), *stored[place + 1 :])
+        return _add(stored, grads, *step, place)
 
     # --- Actions --------------------------------------------------------------------------------------------
 
@@ -376,7 +452,7 @@ class _Run:
     ) -> tuple[Any, dict]:
         has_first, count, has_last = stage
         if has_first:
-            x, residuals = self.blocks["first"].forward(self.shared, (), context)
+            x, residuals = self.blocks["first"].forward(self._shared(row), (), context)
             self.slots.write(state, row, "first", Kind.F, residuals)
         else:
             x = self._receive(state, row)
@@ -384,16 +460,17 @@ class _Run:
         def body(j: Any, carry: tuple) -> tuple:
             x, buffers = carry
             inner = {"buffers": buffers}
-            x, residuals = self.blocks[layer].forward(self._params(chunk, j), x, self._aux(context, chunk, j))
+            x, residuals = self.blocks[layer].forward(self._params(chunk, j, row), x, self._aux(context, chunk, j))
             self.slots.write(inner, row, layer, Kind.F, residuals, j)
             return x, inner["buffers"]
 
         x, state["buffers"] = self._loop(count, body, (x, state["buffers"]))
         if not has_last:
             return x, state
-        loss, residuals = self.blocks["last"].forward(self.shared, x, context)
+        loss, residuals = self.blocks["last"].forward(self._shared(row), x, context)
         self.slots.write(state, row, "last", Kind.F, residuals)
-        state["loss"] = state["loss"] + self.scale * loss
+        scale = self._of_step(self.scale, row["microbatch"])
+        state["loss"] = _add(state["loss"], scale * loss, *self._step_of(row["microbatch"]))
         return None, state
 
     def _recompute(
@@ -401,7 +478,7 @@ class _Run:
     ) -> tuple[Any, dict]:
         def body(j: Any, inner: dict) -> dict:
             inner = dict(inner)
-            params, aux = self._params(chunk, j), self._aux(context, chunk, j)
+            params, aux = self._params(chunk, j, row), self._aux(context, chunk, j)
             residuals, places = self.slots.read(inner, row, layer, Kind.F, Kind.R, j)
             made = self.slots.settle(inner, places, self.blocks[layer].recompute(params, aux, residuals))
             self.slots.write(inner, row, layer, Kind.R, made, j)
@@ -423,13 +500,14 @@ class _Run:
             residuals, places = self.slots.read(inner, row, block, Kind.F, Kind.W, j)
             again, more = self.slots.read(inner, row, block, Kind.R, Kind.W, j)
             grads = blocks[block].weight_gradient(params, aux, residuals, stash, again)
-            self._accumulate(block, chunk, j, self.slots.settle(inner, [*places, *more], grads), inner)
+            self._accumulate(block, chunk, j, row, self.slots.settle(inner, [*places, *more], grads), inner)
 
         if has_last:
             residuals, places = self.slots.read(state, row, "last", Kind.F, Kind.I)
-            out = blocks["last"].input_gradient(self.shared, context, residuals, self.scale)
+            scale = self._of_step(self.scale, row["microbatch"])
+            out = blocks["last"].input_gradient(self._shared(row), context, residuals, scale)
             dx, stash = self.slots.settle(state, places, out)
-            finish("last", self.shared, context, stash, state)
+            finish("last", self._shared(row), context, stash, state)
         else:
             dx = self._receive(state, row)
 
@@ -437,7 +515,7 @@ class _Run:
             j = count - 1 - i
             dx, inner = carry
             inner = dict(inner)
-            params, aux = self._params(chunk, j), self._aux(context, chunk, j)
+            params, aux = self._params(chunk, j, row), self._aux(context, chunk, j)
             residuals, places = self.slots.read(inner, row, layer, Kind.F, Kind.I, j)
             again, more = self.slots.read(inner, row, layer, Kind.R, Kind.I, j)
             # Without this XLA recomputes every layer of the stage before it needs the first.
@@ -452,8 +530,9 @@ class _Run:
             return dx, state
         state = dict(state)
         residuals, places = self.slots.read(state, row, "first", Kind.F, Kind.I)
-        _, stash = self.slots.settle(state, places, blocks["first"].input_gradient(self.shared, context, residuals, dx))
-        finish("first", self.shared, context, stash, state)
+        out = blocks["first"].input_gradient(self._shared(row), context, residuals, dx)
+        _, stash = self.slots.settle(state, places, out)
+        finish("first", self._shared(row), context, stash, state)
         return None, state
 
     def _weight(
@@ -469,25 +548,25 @@ class _Run:
                 (inner["layers"], residuals, again, stash)
             )
             grads = self.blocks[block].weight_gradient(params, aux, residuals, stash, again)
-            self._accumulate(block, chunk, j, self.slots.settle(inner, [*places, *more, *most], grads), inner)
+            self._accumulate(block, chunk, j, row, self.slots.settle(inner, [*places, *more, *most], grads), inner)
 
         def body(j: Any, inner: dict) -> dict:
             inner = dict(inner)
-            gradient(layer, self._params(chunk, j), self._aux(context, chunk, j), inner, j)
+            gradient(layer, self._params(chunk, j, row), self._aux(context, chunk, j), inner, j)
             return inner
 
         if has_last:
-            gradient("last", self.shared, context, state)
+            gradient("last", self._shared(row), context, state)
         state = dict(self._loop(count, body, state))
         if has_first:
-            gradient("first", self.shared, context, state)
+            gradient("first", self._shared(row), context, state)
         return None, state
 
-    def _accumulate(self, block: str, chunk: Any, j: Any, grads: PyTree, state: dict) -> None:
+    def _accumulate(self, block: str, chunk: Any, j: Any, row: dict, grads: PyTree, state: dict) -> None:
         if block in ("first", "last"):
-            state["shared"] = _add(state["shared"], grads)
+            state["shared"] = _add(state["shared"], grads, *self._step_of(row["microbatch"]))
         else:
-            state["layers"] = self._add_grads(state["layers"], chunk, j, grads)
+            state["layers"] = self._add_grads(state["layers"], chunk, j, row, grads)
 
     def _branch(self, key: tuple | None) -> Callable[[dict, dict], tuple[jax.Array, dict]]:
         run: dict[Kind | None, Callable] = {
@@ -513,7 +592,7 @@ class _Run:
 
     def _context(self, number: jax.Array) -> PyTree:
         microbatch = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, number, keepdims=False), self.batch)
-        return self.model.prepare(microbatch, self.key)
+        return self.model.prepare(microbatch, self._of_step(self.key, number))
 
     # --- Embedding and head on every rank -------------------------------------------------------------------
 
@@ -531,7 +610,7 @@ class _Run:
         number, slot = row["ends"]["embed"][pipeline], row["ends"]["embed_to"][pipeline]
 
         def run(inbox: jax.Array) -> jax.Array:
-            share = self.model.first_part(self.shared, self._context(number), self._part())  # type: ignore[misc]
+            share = self.model.first_part(self.shared[0], self._context(number), self._part())  # type: ignore[misc]
             return put(inbox, slot, None, jax.lax.psum(share, "pipe"))
 
         return state | {"inbox": jax.lax.cond(number >= 0, run, lambda inbox: inbox, state["inbox"])}
@@ -541,7 +620,7 @@ class _Run:
 
         def run(shared: PyTree) -> PyTree:
             context, part = self._context(number), self._part()
-            share, backward = jax.vjp(lambda weights: self.model.first_part(weights, context, part), self.shared)  # type: ignore[misc]
+            share, backward = jax.vjp(lambda weights: self.model.first_part(weights, context, part), self.shared[0])  # type: ignore[misc]
             (grads,) = backward(self._from(rank, output).astype(share.dtype))
             return _add(shared, grads)
 
@@ -555,7 +634,7 @@ class _Run:
             inbox, shared, total = carry
             x = self._from(rank, output)
             context, part = self._context(number), self._part()
-            loss, dx, grads = self.model.last_part(self.shared, x, context, self.scale, part)  # type: ignore[misc]
+            loss, dx, grads = self.model.last_part(self.shared[0], x, context, self.scale, part)  # type: ignore[misc]
             # Every rank has the whole loss, and the ranks' losses are added up after the last tick.
             total = total + jnp.where(part.index == 0, self.scale * loss, 0.0)
             dx = jax.lax.psum(_widened(dx), "pipe").astype(x.dtype)
@@ -567,16 +646,22 @@ class _Run:
 
     # --- The step -------------------------------------------------------------------------------------------
 
-    def __call__(self, rows: PyTree) -> tuple[jax.Array, PyTree]:
-        program, table, x = self.program, self.program.table, self.x
-        zeros = partial(jax.tree.map, lambda a: _widened(jnp.zeros(a.shape, a.dtype)))
-        state = {
-            "inbox": blank((table.inbox_slots + 1, *x.shape), x, program.empty),
+    def blank(self) -> dict:
+        """The state before the first tick; without a flush, sums have a leading axis of 2 (see `_step_of`)."""
+        x, steps = self.x, (2,) if self.program.period else ()
+        zeros = partial(jax.tree.map, lambda a: _widened(jnp.zeros((*steps, *a.shape), a.dtype)))
+        return {
+            "inbox": blank((self.program.table.inbox_slots + 1, *x.shape), x, self.program.empty),
             "buffers": self.slots.init(),
-            "layers": zeros(self.layers),
-            "shared": zeros(self.shared),
-            "loss": jnp.zeros((), jnp.float32),
+            "layers": zeros(self.layers[0]),
+            "shared": zeros(self.shared[0]),
+            "loss": jnp.zeros(steps, jnp.float32),
         }
+
+    def __call__(self, rows: PyTree, state: dict) -> tuple[jax.Array, PyTree, dict]:
+        """Loss, gradients, and the state for the next step where there is no flush."""
+        program, table = self.program, self.program.table
+        rows = jax.tree.map(lambda column: column[:, 0], rows)
         branches = [self._branch(None), *(self._branch(key) for key in program._branches)]
 
         def tick(state: dict, row: dict) -> tuple[dict, None]:
@@ -596,6 +681,11 @@ class _Run:
             return state, None
 
         state, _ = jax.lax.scan(tick, state, rows)
+        carry = state
+        if program.period:
+            sums = {name: state[name] for name in ("layers", "shared", "loss")}
+            carry = state | jax.tree.map(lambda a: jnp.stack([a[1], jnp.zeros_like(a[1])]), sums)
+            state = jax.tree.map(lambda a: a[0], sums)
         if program.vocab_parallel:
 
             def reduce_shared(grad: jax.Array, spec: PartitionSpec, whole: PartitionSpec) -> jax.Array:
@@ -611,7 +701,7 @@ class _Run:
         layers = jax.tree.map(reduce_layers, self._stacked(state["layers"]), self.layer_specs)
         shape = (program._chunks, program._places)
         layers = jax.tree.map(lambda a: give_back(a.reshape(*shape, *a.shape[1:]), program.layout)[None], layers)
-        return state["loss"], {"shared": shared, "layers": layers}
+        return state["loss"], {"shared": shared, "layers": layers}, carry
 
 
 def _is_none(leaf: Any) -> bool:
@@ -623,5 +713,15 @@ def _widened(array: jax.Array) -> jax.Array:
     return array if jnp.finfo(array.dtype).bits >= 32 else array.astype(jnp.float32)
 
 
-def _add(total: PyTree, grads: PyTree) -> PyTree:
-    return jax.tree.map(lambda t, g: t if g is None else t + g.astype(t.dtype), total, grads, is_leaf=_is_none)
+def _add(total: PyTree, grads: PyTree, *index: Any) -> PyTree:
+    """Adds in place, at the entry of each total that the index names."""
+
+    def leaf(total: jax.Array, grad: jax.Array | None) -> jax.Array:
+        if grad is None:
+            return total
+        if not index:
+            return total + grad.astype(total.dtype)
+        slot, j = index if len(index) == 2 else (*index, None)
+        return put(total, slot, j, get(total, slot, j) + grad.astype(total.dtype))
+
+    return jax.tree.map(leaf, total, grads, is_leaf=_is_none)

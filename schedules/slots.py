@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schedules.actions import Action, Kind, Schedule
+from schedules.actions import Action, Kind, Schedule, ScheduleError
 from schedules.ticks import assign_ticks
 
 __all__ = ["Ends", "Lifetime", "TickTable", "build_table"]
@@ -89,25 +89,28 @@ def build_table(schedule: Schedule, lifetimes: Iterable[Lifetime] = (), *, ends:
     """Lays a validated schedule out in ticks and slots; with `ends` every rank runs embedding and head.
 
     Raises:
-        ScheduleError: the schedule deadlocks.
+        ScheduleError: the schedule deadlocks, or has no flush and `ends`.
     """
     ticks = assign_ticks(schedule)
     shape = (1 + max(ticks.values()), schedule.ranks)
+    if ends and schedule.period:
+        raise ScheduleError(f"{schedule.name} has no flush: embedding and head run on its first and last stage alone")
     kind, stage, microbatch, read = (np.zeros(shape, np.int32) for _ in range(4))
     for action, tick in ticks.items():
         where = tick, schedule.placement[action.stage]
         kind[where] = TickTable.KINDS.index(action.kind)
         stage[where], microbatch[where] = action.stage, action.microbatch
 
-    inbox = _Intervals(schedule.ranks)
+    inbox = _Intervals(schedule.ranks, shape[0])
     travels = []
     for action, tick in ticks.items():
         source = _sender(action, schedule, ticks)
         if source is not None:
             rank, sender = schedule.placement[action.stage], schedule.placement[source.stage]
             offset = (rank - sender) % schedule.ranks
-            travels.append((offset, ticks[source], rank, tick))
-            inbox.add(rank, ticks[source] + 1, tick + 1, (offset, ticks[source], rank, tick))
+            sent, later = _when(source, schedule, ticks)  # type: ignore[misc]
+            travels.append((offset, sent, rank, tick))
+            inbox.add(rank, sent + 1, tick + 1 + later * shape[0], (offset, sent, rank, tick))
     if ends:
         for action, tick in ticks.items():
             rank = schedule.placement[action.stage]
@@ -128,6 +131,14 @@ def build_table(schedule: Schedule, lifetimes: Iterable[Lifetime] = (), *, ends:
     arrivals = tuple(receive[offset] for offset in offsets)
     at_ends = _ends(schedule, ticks, slot_of, inbox_slots, read) if ends else None
     return TickTable(kind, stage, microbatch, read, offsets, arrivals, inbox_slots, slots, counts, at_ends)
+
+
+def _when(action: Action, schedule: Schedule, ticks: dict[Action, int]) -> tuple[int, int] | None:
+    """The tick of an action that another one needs, and how many steps before (0 or 1); None if no rank runs it."""
+    if action in ticks:
+        return ticks[action], 0
+    earlier = Action(action.stage, action.kind, action.microbatch + schedule.period)
+    return (ticks[earlier], 1) if earlier in ticks else None
 
 
 def _backward(forward: Action, ticks: dict[Action, int]) -> Action:
@@ -167,34 +178,38 @@ def _sender(action: Action, schedule: Schedule, ticks: dict[Action, int]) -> Act
     if action.kind in (Kind.W, Kind.R) or not (stage + 1) % schedule.depth:
         return None
     fused = Action(stage + 1, Kind.B, m)
-    return fused if fused in ticks else Action(stage + 1, Kind.I, m)
+    return fused if _when(fused, schedule, ticks) else Action(stage + 1, Kind.I, m)
 
 
 def _allocate(
     lifetime: Lifetime, schedule: Schedule, ticks: dict[Action, int], shape: tuple[int, int]
 ) -> tuple[np.ndarray, int]:
-    intervals = _Intervals(schedule.ranks)
+    intervals = _Intervals(schedule.ranks, shape[0])
     for action, tick in ticks.items():
-        if action.kind is lifetime.start and action.stage in lifetime.stages:
-            end = next(
-                ticks[last]
-                for kind in (lifetime.end, Kind.B)
-                if (last := Action(action.stage, kind, action.microbatch)) in ticks
-            )
-            rank = schedule.placement[action.stage]
-            intervals.add(rank, tick, end + 1, (action.stage, action.microbatch))
+        stage, kind, m = action.stage, action.kind, action.microbatch
+        ends = kind is lifetime.end or (kind is Kind.B and Action(stage, lifetime.end, m) not in ticks)
+        begins = _when(Action(stage, lifetime.start, m), schedule, ticks)
+        if ends and begins and stage in lifetime.stages:
+            intervals.add(schedule.placement[stage], begins[0], tick + 1 + begins[1] * shape[0], (stage, m))
     slot_of, count = intervals.allocate()
     slots = np.zeros(shape, np.int32)
     for action, tick in ticks.items():
-        slots[tick, schedule.placement[action.stage]] = slot_of.get((action.stage, action.microbatch), 0)
+        # A microbatch that is in flight between two steps is another one by number in the first of them.
+        labels = ((action.stage, action.microbatch - before) for before in (0, schedule.period))
+        slots[tick, schedule.placement[action.stage]] = next((slot_of[one] for one in labels if one in slot_of), 0)
     return slots, count
 
 
 class _Intervals:
-    """Half-open intervals of ticks on each rank; `allocate` colours them with the fewest slots."""
+    """Half-open intervals of ticks on each rank; `allocate` colours them with the fewest slots.
 
-    def __init__(self, ranks: int):
+    An interval that ends after `ticks` goes on at the beginning, as the next step does; each such has a slot of its
+    own, which others may use in between.
+    """
+
+    def __init__(self, ranks: int, ticks: int):
         self._of_rank: list[list[tuple[int, int, tuple]]] = [[] for _ in range(ranks)]
+        self._ticks = ticks
 
     def add(self, rank: int, start: int, end: int, label: tuple) -> None:
         self._of_rank[rank].append((start, end, label))
@@ -206,14 +221,20 @@ class _Intervals:
         for intervals in self._of_rank:
             busy: list[tuple[int, int]] = []
             free: list[int] = []
-            used = 0
-            for start, end, label in sorted(intervals):
+            around = sorted(one for one in intervals if one[1] > self._ticks)
+            used = len(around)
+            open_until = [start for start, *_ in around]
+            for slot, (_, end, label) in enumerate(around):
+                slot_of[label] = slot
+                heapq.heappush(busy, (end - self._ticks, slot))
+            for start, end, label in sorted(one for one in intervals if one[1] <= self._ticks):
                 while busy and busy[0][0] <= start:
-                    heapq.heappush(free, heapq.heappop(busy)[1])
-                if free:
-                    slot = heapq.heappop(free)
+                    free.append(heapq.heappop(busy)[1])
+                slot = min((one for one in free if one >= len(around) or end <= open_until[one]), default=used)
+                if slot < used:
+                    free.remove(slot)
                 else:
-                    slot, used = used, used + 1
+                    used += 1
                 slot_of[label] = slot
                 heapq.heappush(busy, (end, slot))
             most = max(most, used)

@@ -16,7 +16,7 @@ __all__ = ["assign_ticks", "fused_backwards", "needs", "timeline"]
 
 
 def needs(action: Action, schedule: Schedule, fused: frozenset[tuple[int, int]] | None = None) -> tuple[Action, ...]:
-    """The actions that must have run before this one, in any schedule.
+    """The actions that must have run before this one, in any schedule; without a flush, those of the same step.
 
     Args:
         fused: the (stage, microbatch) pairs whose backward is one `B`; read off the schedule if None.
@@ -25,14 +25,15 @@ def needs(action: Action, schedule: Schedule, fused: frozenset[tuple[int, int]] 
         fused = fused_backwards(schedule)
     stage, m = action.stage, action.microbatch
     if action.kind is Kind.F:
-        return (Action(stage - 1, Kind.F, m),) if stage % schedule.depth else ()
-    if action.kind is Kind.W:
-        return (Action(stage, Kind.I, m),)
-    before: list[Action] = [Action(stage, Kind.F, m)]
-    if action.kind is not Kind.R and (stage + 1) % schedule.depth:
-        later = Kind.B if (stage + 1, m) in fused else Kind.I
-        before.append(Action(stage + 1, later, m))
-    return tuple(before)
+        before = [Action(stage - 1, Kind.F, m)] if stage % schedule.depth else []
+    elif action.kind is Kind.W:
+        before = [Action(stage, Kind.I, m)]
+    else:
+        before = [Action(stage, Kind.F, m)]
+        if action.kind is not Kind.R and (stage + 1) % schedule.depth:
+            later = Kind.B if (stage + 1, m) in fused else Kind.I
+            before.append(Action(stage + 1, later, m))
+    return tuple(need for need in before if need in schedule.members) if schedule.period else tuple(before)
 
 
 def fused_backwards(schedule: Schedule) -> frozenset[tuple[int, int]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import replace
 
 from schedules.actions import Action, Kind, Schedule, ScheduleError
 from schedules.ticks import assign_ticks, fused_backwards, needs
@@ -22,7 +23,7 @@ def validate(schedule: Schedule, *, microbatches: int | None = None) -> None:
     """
     _check_placement(schedule)
     where = _check_duplicates(schedule)
-    _check_complete(schedule, microbatches)
+    (_check_stream if schedule.period else _check_complete)(schedule, microbatches)
     recomputing_stages(schedule)
     _check_holds(schedule, where)
     try:
@@ -58,8 +59,10 @@ def recomputing_stages(schedule: Schedule) -> frozenset[int]:
     return frozenset(having[Kind.R])
 
 
-def _peak(row: Iterable[Action]) -> int:
-    held = peak = 0
+def _peak(row: Sequence[Action]) -> int:
+    begun = {(action.stage, action.microbatch) for action in row if action.kind is Kind.F}
+    ended = {(action.stage, action.microbatch) for action in row if action.kind in (Kind.B, Kind.W)}
+    held = peak = len(ended - begun)  # without a flush, what the step before has left
     for action in row:
         if action.kind is Kind.F:
             held += 1
@@ -129,6 +132,32 @@ def _check_complete(schedule: Schedule, microbatches: int | None) -> None:
         for stage in range(schedule.depth):
             stage += schedule.depth * min(pipelines, default=0)
             _check_pair(schedule.placement[stage], stage, m, kinds[stage, m], wanted)
+
+
+def _check_stream(schedule: Schedule, microbatches: int | None) -> None:
+    """Without a flush every stage has a step's worth of each kind, and nothing needs what comes a step later."""
+    if microbatches not in (None, schedule.period):
+        raise ScheduleError(f"microbatches={microbatches}: {schedule.name} has {schedule.period}; use as many")
+    first: dict[tuple[int, Kind], int] = {}
+    for stage in range(schedule.stages):
+        kinds = {action.kind for action in schedule if action.stage == stage}
+        if kinds not in ({Kind.F, Kind.B}, {Kind.F, Kind.I, Kind.W}):
+            raise ScheduleError(f"stage {stage} has {sorted(kinds)}; without a flush it has F and B, or F, I and W")
+        for kind in sorted(kinds):
+            has = sorted(action.microbatch for action in schedule if action.stage == stage and action.kind is kind)
+            first[stage, kind] = has[0]
+            if has != list(range(has[0], has[0] + schedule.period)) or has[-1] >= 2 * schedule.period:
+                raise ScheduleError(
+                    f"stage {stage} has {kind} of microbatches {has}; without a flush it has {schedule.period} in a row"
+                )
+    everywhere = replace(schedule, period=0)
+    fused = fused_backwards(schedule)
+    for action in schedule:
+        for need in needs(action, everywhere, fused):
+            later = next(kind for kind in (need.kind, Kind.I, Kind.B) if (need.stage, kind) in first)
+            if need.microbatch >= first[need.stage, later] + schedule.period:
+                missing = Action(need.stage, later, need.microbatch)
+                raise ScheduleError(f"action {action} needs {missing}, which runs a step later; run it later too")
 
 
 def _check_pair(rank: int, stage: int, m: int, has: set[Kind], wanted: int) -> None:

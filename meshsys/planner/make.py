@@ -128,6 +128,7 @@ def _schedule(assembly: Assembly) -> SchedulePlan:
         ticks=len(grid[0]),
         bubble_fraction=times.bubble_fraction,
         peak_activations=live(schedule),
+        period=schedule.period,
         timeline=tuple(tuple(None if action is None else str(action) for action in row) for row in grid),
     )
 

@@ -232,7 +232,11 @@ def _waits(schedule: Schedule, start: Kind, end: Kind) -> Iterable[tuple[int, in
     ticks = assign_ticks(schedule)
     for action, begins in ticks.items():
         if action.kind is start:
-            later = (Action(action.stage, kind, action.microbatch) for kind in (end, Kind.B))
-            ends = next((ticks[last] for last in later if last in ticks), None)
-            if ends is not None:  # without R nothing waits for it
-                yield action.stage, begins, ends
+            # Without a flush it may end in the next step, and one of the step before in this one; without R, never.
+            for before in (0, schedule.period):
+                m = action.microbatch - before
+                ends = [ticks[one] for kind in (end, Kind.B) if (one := Action(action.stage, kind, m)) in ticks]
+                if ends:
+                    spans = ((0, ends[0]), (begins, max(ticks.values()))) if before else ((begins, ends[0]),)
+                    yield from ((action.stage, *span) for span in spans)
+                    break

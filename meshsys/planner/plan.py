@@ -95,6 +95,7 @@ class SchedulePlan:
         name: `pipeline.schedule`.
         bubble_fraction: predicted, at pipeline.costs.
         peak_activations: per rank, the most (stage, microbatch) pairs held at once.
+        period: `schedules.actions.Schedule.period`, 0 with a flush.
         timeline: `timeline[rank][tick]`, as in "0F3"; None is a bubble.
     """
 
@@ -106,6 +107,7 @@ class SchedulePlan:
     ticks: int
     bubble_fraction: float
     peak_activations: tuple[int, ...]
+    period: int
     timeline: tuple[tuple[str | None, ...], ...]
 
 

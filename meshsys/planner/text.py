@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from meshsys.planner.plan import CompiledPlan, Plan, ValuePlan
 from schedules import render
@@ -25,7 +26,7 @@ def describe(plan: Plan) -> str:
 def schedule_of(plan: Plan) -> Schedule:
     """The schedule that the plan's timeline shows."""
     rows = (",".join(cell or "-" for cell in row) for row in plan.schedule.timeline)
-    return from_csv("\n".join(rows), plan.schedule.name)
+    return replace(from_csv("\n".join(rows), plan.schedule.name), period=plan.schedule.period)
 
 
 def bytes_text(size: float) -> str:

@@ -19,6 +19,7 @@ from schedules.families.cross_region import cross_region, cross_region_wave
 from schedules.families.dual_pipe import dualpipe_v
 from schedules.families.gpipe import gpipe
 from schedules.families.interleaved import interleaved_1f1b
+from schedules.families.no_flush import nf1b, pipedream_2bw
 from schedules.families.one_f_one_b import eager_1f1b, kfkb, one_f_one_b
 from schedules.families.v_memory import v_half, v_min
 from schedules.families.zbv import zbv
@@ -44,6 +45,7 @@ class Family:
         group: microbatches in a group if the user names none; None for a family without groups.
         takes_costs: whether the order depends on the costs.
         takes_cap: whether the order depends on a memory cap.
+        flush: whether a step ends with all its gradients; without, they come one step later.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Family:
     group: int | None = None
     takes_costs: bool = False
     takes_cap: bool = False
+    flush: bool = True
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -204,13 +207,28 @@ _FAMILIES = {
             takes_costs=True,
             takes_cap=True,
         ),
+        Family(
+            "pipedream_2bw",
+            "no flush and no bubbles; two versions of the weights, gradients come one step late",
+            "Narayanan et al. 2021, PipeDream-2BW, arXiv:2006.09503",
+            pipedream_2bw,
+            flush=False,
+        ),
+        Family(
+            "nf1b",
+            "no flush and no bubbles; one version of the weights, which changes under what is in flight",
+            "Dutta et al. 2024, TiMePReSt, arXiv:2410.14312",
+            nf1b,
+            group=1,
+            flush=False,
+        ),
     )
 }
 
 
-def names() -> tuple[str, ...]:
-    """The families' names, the simplest first."""
-    return tuple(_FAMILIES)
+def names(*, flush: bool = True) -> tuple[str, ...]:
+    """The families with a flush, or those without, the simplest first."""
+    return tuple(family.name for family in _FAMILIES.values() if family.flush is flush)
 
 
 def describe(name: str) -> Family:

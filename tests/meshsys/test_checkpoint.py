@@ -41,10 +41,13 @@ def bits(tree) -> list[bytes]:
 def restore(folder: Path, check: Callable[[dict], None] = lambda meta: None):
     """What is restored, as the step number or None, and the lines that were said."""
     checkpoints, said = Checkpoints(folder, keep=3), list[str]()
-    shapes = jax.eval_shape(lambda: small_state(0))
-    shardings = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), shapes)
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shapes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device),
+        jax.eval_shape(lambda: small_state(0)),
+    )
     try:
-        restored = checkpoints.restore(shapes, shardings, check, said.append)
+        restored = checkpoints.restore(lambda _: shapes, check, said.append)
     finally:
         checkpoints.close()
     if restored is None:
@@ -253,7 +256,7 @@ def random_canonical(step: Step) -> State:
     rng = np.random.default_rng(0)
     return jax.tree.map(
         lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * (1 if leaf.shape else 100), leaf.dtype),
-        step.canonical_shapes,
+        step.canonical(previous=False),
     )
 
 
@@ -278,7 +281,7 @@ def test_restored_on_another_layout(written, row):
     folder, canonical = written
     step, said = make_step(row), list[str]()
     checkpoints = Checkpoints(folder, keep=1)
-    restored = checkpoints.restore(step.canonical_shapes, step.canonical_shardings, lambda meta: None, said.append)
+    restored = checkpoints.restore(lambda _: step.canonical(previous=False), lambda meta: None, said.append)
     checkpoints.close()
     assert restored is not None and not said
     assert bits(restored[0]) == bits(canonical)
@@ -299,7 +302,7 @@ def test_layers_that_stages_do_not_divide(layers):
 
 def test_restore_params(written):
     folder, canonical = written
-    params = restore_params(folder, make_step(layouts()[0]).canonical_shapes.params)
+    params = restore_params(folder, make_step(layouts()[0]).canonical(previous=False).params)
     assert bits(params) == bits(canonical.params)
     assert {leaf.sharding.device_set == {jax.devices()[0]} for leaf in jax.tree.leaves(params)} == {True}
 
@@ -314,4 +317,4 @@ def test_restore_params_of_a_damaged_checkpoint(written, tmp_path):
     folder = Path(shutil.copytree(written[0], tmp_path / "checkpoints"))
     shutil.rmtree(folder / "5" / "state")
     with pytest.raises(ConfigError, match="checkpoint 5 .* cannot be read"):
-        restore_params(folder, make_step(layouts()[0]).canonical_shapes.params)
+        restore_params(folder, make_step(layouts()[0]).canonical(previous=False).params)

@@ -32,6 +32,7 @@ schedule           mesh      M   layers  remat                 options
 zb_h1              4x1x2x1   3   2       none                  dropout,tick
 interleaved_1f1b   2x1x1x1   5   3       dots
 gpipe              1x1x1x1   3   3       none                  tied,bfloat16
+pipedream_2bw      2x1x1x1   3   3       none                  dropout
 """
 
 SLOW_CASES = """
@@ -102,7 +103,7 @@ def make_step(row: str) -> Step:
 
 def at_step_0(step: Step, params) -> State:
     """Zero moments, without a call of the optimizer."""
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), step.canonical_shapes)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), step.canonical(previous=False))
     return step.from_canonical(zeros._replace(params=params))
 
 
@@ -121,8 +122,11 @@ def rate_by_hand(step: int) -> float:
 
 
 @functools.cache
-def unpipelined(model: ModelConfig, seed: int):
-    """First parameters; then loss and gradient norm of every step, and the parameters after the last."""
+def unpipelined(model: ModelConfig, seed: int, late: bool = False):
+    """First parameters; then loss and gradient norm of every step, and the parameters after the last.
+
+    With `late` a gradient is that of the parameters before the last update.
+    """
     decoder = Decoder(model)
     params = first = random_parameters(decoder)
     optimizer = optax.chain(
@@ -139,19 +143,20 @@ def unpipelined(model: ModelConfig, seed: int):
         return decoder.loss_sum(params, batch, key) / batch.weights.sum()
 
     @functools.partial(jax.jit, compiler_options=QUICK)
-    def take(params, opt_state, batch, key):
-        loss, grads = jax.value_and_grad(loss_of)(params, batch, key)
+    def take(at, params, opt_state, batch, key):
+        loss, grads = jax.value_and_grad(loss_of)(at, batch, key)
         with jax.numpy_dtype_promotion("standard"):
             updates, opt_state = optimizer.update(grads, opt_state, params)
         norm = jnp.sqrt(sum(jnp.sum(grad**2) for grad in jax.tree.leaves(grads)))
         return optax.apply_updates(params, updates), opt_state, loss, norm
 
-    opt_state, losses, norms = optimizer.init(params), [], []
+    opt_state, losses, norms, before = optimizer.init(params), [], [], params
     for number in range(STEPS):
         opt_state[1].hyperparams["learning_rate"] = jnp.float32(rate_by_hand(number))
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 1), number) if model.dropout else None
         batch = Batch(*jax.tree.leaves(random_batch(SEQUENCES, LENGTH, VOCAB, seed=number)))
-        params, opt_state, loss, norm = take(params, opt_state, batch, key)
+        updated, opt_state, loss, norm = take(before if late else params, params, opt_state, batch, key)
+        before, params = params, updated
         losses.append(float(loss))
         norms.append(float(norm))
     return first, losses, norms, jax.device_get(params)
@@ -166,11 +171,12 @@ def test_five_steps(row):
     model = config.model
     half = model.dtype == "bfloat16"
     reference = ModelConfig(**{**vars(model), "dtype": "float32"})
-    first, losses, norms, last = unpipelined(reference, config.run.seed)
+    late = step.assembly.program.period > 0
+    first, losses, norms, last = unpipelined(reference, config.run.seed, late)
 
     state, seen = at_step_0(step, first), []
     for number in range(STEPS):
-        state, metrics = step(state, batch_of(number))
+        state, metrics = step(state, batch_of(number), batch_of(number + 1))
         seen.append(jax.device_get(metrics))
 
     close = 3e-2 if half else 1e-5
@@ -236,7 +242,7 @@ def interleaved() -> Step:
 def squares_of(step: Step, name: tuple[str, ...], layer: int, value: float) -> Metrics:
     """Metrics with zero gradients but for one parameter."""
     table = step.assembly.program.layout.table
-    shapes = step.canonical_shapes.params
+    shapes = step.canonical(previous=False).params
     squares = {
         "layers": jax.tree.map(lambda _: np.zeros(table.shape, np.float32), shapes["layers"]),
         "shared": jax.tree.map(lambda _: np.float32(0), shapes["shared"]),
@@ -269,7 +275,7 @@ def test_a_step_that_is_not_finite_changes_nothing(interleaved):
     params["layers"]["mlp"]["gate"] = params["layers"]["mlp"]["gate"].at[2, 0, 0].set(jnp.inf)
     state = at_step_0(interleaved, params)
     before = jax.device_get(interleaved.to_canonical(state))
-    state, metrics = interleaved(state, batch_of(0))
+    state, metrics = interleaved(state, batch_of(0), batch_of(0 + 1))
     after = jax.device_get(interleaved.to_canonical(state))
     assert not metrics.finite and after.step == 1
     jax.tree.map(np.testing.assert_array_equal, after._replace(step=before.step), before)
