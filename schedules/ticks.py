@@ -9,6 +9,7 @@ for those that the schedule holds back.
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import lru_cache
 
 from schedules.actions import Action, Kind, Schedule, ScheduleError
 
@@ -47,6 +48,11 @@ def assign_ticks(schedule: Schedule) -> dict[Action, int]:
     Raises:
         ScheduleError: no rank can go on (deadlock); names a rank, its action and what that waits for.
     """
+    return dict(_assigned(schedule))
+
+
+@lru_cache(maxsize=4)  # a schedule is checked, simulated and laid out, one after the other
+def _assigned(schedule: Schedule) -> dict[Action, int]:
     fused = fused_backwards(schedule)
     holds = dict(schedule.holds)
     ticks: dict[Action, int] = {}

@@ -89,7 +89,7 @@ _MOST_STASHED = 2  # between I and W, in chunks: as much as the one stage of 1f1
 
 
 def _best(name: str, ranks: int, microbatches: int, most: int) -> Schedule:
-    shorter = min(microbatches, 4 * ranks)
+    shorter = min(microbatches, 3 * ranks)
     pace = min(_PACES, key=lambda pace: _play(pace, ranks, shorter, most)[1])
     rows, _ = _play(pace, ranks, microbatches, most)
     return Schedule(name, tuple(map(tuple, rows)), v_placement(ranks))
@@ -108,14 +108,14 @@ def _play(pace: _Pace, ranks: int, microbatches: int, most: int) -> tuple[list[l
     due = pace.due(ranks)
 
     def choice(kind: Kind, stage: int) -> tuple:
-        """Where its count is, the two counts that must be ahead of it, and when it is due."""
+        """Where its count is, the two counts that must be ahead of it, when it is due, its place in `full`, itself."""
         if kind is Kind.F:
-            needs = index.get((kind, stage - 1), nothing), nothing
+            needs, place = (index.get((kind, stage - 1), nothing), nothing), 0 if stage < ranks else 1
         elif kind is Kind.I:
-            needs = index[Kind.F, stage], index.get((kind, stage + 1), nothing)
+            needs, place = (index[Kind.F, stage], index.get((kind, stage + 1), nothing)), 2
         else:
-            needs = index[Kind.I, stage], nothing
-        return index[kind, stage], *needs, due[kind, stage], kind, stage
+            needs, place = (index[Kind.I, stage], nothing), 3
+        return index[kind, stage], *needs, due[kind, stage], place, kind, stage
 
     choices = [[choice(kind, stage) for stage in (r, stages - 1 - r) for kind in kinds] for r in range(ranks)]
     held = [0] * stages
@@ -125,23 +125,19 @@ def _play(pace: _Pace, ranks: int, microbatches: int, most: int) -> tuple[list[l
     while left:
         ran = []
         for rank, row in enumerate(rows):
-            down, up = held[rank], held[stages - 1 - rank]
+            down, both = held[rank], held[rank] + held[stages - 1 - rank]
+            full = down >= most - 1 or both >= most, both >= most, stashed[rank] >= _MOST_STASHED, False
             soonest, chosen = inf, None
             for one in choices[rank]:
-                count, first, second, offset, kind, stage = one
+                count, first, second, offset, place, _, _ = one
                 m = done[count]
-                if m < done[first] and m < done[second]:
+                if m < done[first] and m < done[second] and not full[place]:
                     when = 6 * m + offset
-                    if kind is Kind.F:
-                        early = stage == rank and (down >= most - 1 or tick < when - pace.ahead)
-                        if early or down + up >= most:
-                            continue
-                    if kind is Kind.I and stashed[rank] >= _MOST_STASHED:
-                        continue
-                    if chosen is None or when < soonest:
+                    early = place == 0 and tick < when - pace.ahead
+                    if not early and (chosen is None or when < soonest):
                         soonest, chosen = when, one
             if chosen:
-                count, _, _, _, kind, stage = chosen
+                count, _, _, _, _, kind, stage = chosen
                 row.append(Action(stage, kind, done[count]))
                 held[stage] += (kind is Kind.F) - (kind is Kind.W)
                 stashed[rank] += (kind is Kind.I) - (kind is Kind.W)
