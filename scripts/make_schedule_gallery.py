@@ -25,6 +25,7 @@ from schedules.simulate import simulate  # noqa: E402
 
 RANKS, MICROBATCHES = 8, 32
 PICTURED_RANKS, PICTURED_MICROBATCHES = 4, 8
+NAMES = (*names(), *names(flush=False))
 
 HEAD = f"""# Schedules
 
@@ -48,6 +49,9 @@ rank with two is half as long and half as large.
 - *activations*: the most microbatches that a rank holds from F to W, of 1/P of the model. Every rank has buffers for
   as many as the busiest.
 - *stash*: the most of them that are between I and W.
+
+Of schedules without a flush, numbers and pictures are of one step among many: some of its microbatches began in
+the step before, and gradients come one step late.
 
 """
 
@@ -74,7 +78,7 @@ def main() -> int:
 def files() -> dict[Path, str]:
     """Every file of the gallery with its text."""
     found = {ROOT / "docs/schedules.md": page()}
-    for name in names():
+    for name in NAMES:
         schedule = split_backward(make(name, ranks=PICTURED_RANKS, microbatches=PICTURED_MICROBATCHES))
         found[ROOT / f"docs/schedules/{name}.svg"] = render.svg(schedule, hover=False)
     return found
@@ -82,8 +86,8 @@ def files() -> dict[Path, str]:
 
 def page() -> str:
     rows = ["| schedule | ticks | time | bubble | fused | activations | stash |", "|---|--:|--:|--:|--:|--:|--:|"]
-    rows += [_row(name) for name in names()]
-    return HEAD + "\n".join(rows) + "\n\n" + "\n".join(_section(describe(name)) for name in names())
+    rows += [_row(name) for name in NAMES]
+    return HEAD + "\n".join(rows) + "\n\n" + "\n".join(_section(describe(name)) for name in NAMES)
 
 
 def _row(name: str) -> str:
