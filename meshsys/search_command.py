@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,8 @@ def _schedule_search(args: argparse.Namespace) -> None:
         raise ConfigError(f"{_OPTIONS[option]}={rest}" if option in _OPTIONS else str(error)) from None
     out = None if args.out is None else _writable(args.out)
     answer = search(question)
+    if answer.note is not None:
+        print(answer.note, file=sys.stderr)
     if out is not None:
         _write(out, to_csv(answer.schedule, timeline(answer.schedule)), args.out)
     found = answer.timeline

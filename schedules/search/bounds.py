@@ -15,6 +15,8 @@ over all x between two costs, this counts that input gradients, the longest, nee
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from schedules.search.question import Question, Shape
@@ -38,95 +40,110 @@ class Bound:
 
     def __init__(self, shape: Shape, layers: bool) -> None:
         self._shape = shape
-        self._layers: list[tuple[float, np.ndarray]] = []
+        self._chains = [_Chains(shape, shape.times)]
+        self._heights: list[float] = []
         if layers:
-            below = 0.0
-            for level in np.unique(shape.times):
-                self._layers.append((level - below, (shape.times >= level).astype(float)))
-                below = level
+            levels = np.unique(shape.times)
+            self._heights = [float(height) for height in np.diff(levels, prepend=0.0)]
+            self._chains += [_Chains(shape, (shape.times >= level).astype(float)) for level in levels]
 
     def __call__(self, done: np.ndarray) -> np.ndarray:
         """[K] the least time that remains."""
-        bound = self.per_rank(done, self._shape.times).max(1)
-        if self._layers:
-            layers = sum(height * self.per_rank(done, ones).max(1) for height, ones in self._layers)
-            bound = np.maximum(bound, layers)
-        return bound
+        facts = _Facts.of(self._shape, done)
+        work, *layers = (chains.longest(facts) for chains in self._chains)
+        if not layers:
+            return work
+        return np.maximum(work, sum(height * count for height, count in zip(self._heights, layers, strict=True)))
 
-    def per_rank(
-        self,
-        done: np.ndarray,
-        times: np.ndarray,
-        clock: np.ndarray | None = None,
-        arrival: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """[K, P] when each rank's actions and what must follow them can be over.
 
-        Args:
-            times: [Q, 3].
-            clock: [K, P] when each rank is free; 0 if None.
-            arrival: [K, Q, 2] when the inputs of each stage's next F and I are there, inf if that is not known
-                yet; 0 if None.
-        """
-        shape = self._shape
-        K, P, V = len(done), shape.P, shape.V
-        free = np.zeros((K, P)) if clock is None else clock
-        first = self._first(done, times, free, arrival)
-        left = shape.M - done
-        work = (left * times).reshape(K, P, V, 3)
-        first = np.where(left[..., :2] > 0, first, np.inf).reshape(K, P, V, 2)
-        early = first.min((2, 3))
-        gradient = first[..., 1].min(2)
-        gradients_left = np.isfinite(gradient)
+@dataclass(frozen=True)
+class _Facts:
+    """What a bound needs of K states, whatever the actions take.
 
-        pending = done[..., 1] - done[..., 2]
-        pending_work = (pending * times[:, 2]).reshape(K, P, V).sum(2)
-        held = (done[..., 0] - done[..., 2]).reshape(K, P, V).sum(2)
-        more = np.minimum(shape.pairs - held + pending.reshape(K, P, V).sum(2), left[..., 0].reshape(K, P, V).sum(2))
-        forwards = np.minimum(more * times[:, 0].reshape(P, V).max(1), work[..., 0].sum(2))
+    Attributes:
+        left: [K, P, V, 3] actions that are left.
+        pending: [K, P, V] W that could run.
+        early: [K, P] W that must run before the rank's last F.
+        more: [K, P] the most F that the rank can run before its next I.
+        forward: [K, Q] the nearest place, from each stage upwards in model order, whose next F has its input; 0 is one.
+        gradient: [K, Q] the nearest place, from each stage downwards, whose next I has the gradient that it needs; the
+            last place is one, though it may lack its F.
+        turn: [K] whether the last stage has run the F of its next I.
+    """
 
-        wait = np.where(gradients_left, gradient, 0.0) - free
-        all_work = work.sum((2, 3))
-        starts = np.where((pending_work > 0) | ~np.isfinite(early), free, early)
-        whole = np.maximum(starts, free + np.maximum(wait - forwards - pending_work, 0)) + all_work
-        tail = np.where(left[..., 1] > 0, self._tails(times), np.inf).reshape(K, P, V).min(2)
-        # Before the last forward all but `pairs` weight gradients are done, and its input gradient is yet to come.
-        early_weights = np.maximum(left[..., 2].reshape(K, P, V).sum(2) - shape.pairs, 0)
-        early_weights = early_weights * (left[..., 0].reshape(K, P, V).sum(2) > 0)
-        without = work[..., :2].sum((2, 3)) + early_weights * times[:, 2].reshape(P, V).min(1)
-        begin = np.maximum(np.where(np.isfinite(early), early, free), free + np.maximum(wait - forwards, 0))
-        return np.maximum(whole, np.where(gradients_left, begin + without + np.where(gradients_left, tail, 0), 0))
+    left: np.ndarray
+    pending: np.ndarray
+    early: np.ndarray
+    more: np.ndarray
+    forward: np.ndarray
+    gradient: np.ndarray
+    turn: np.ndarray
 
-    def _first(self, done: np.ndarray, times: np.ndarray, free: np.ndarray, arrival: np.ndarray | None) -> np.ndarray:
-        """[K, Q, 2] the earliest start of each stage's next F and I."""
-        shape = self._shape
-        first = np.repeat(free, shape.V, axis=1)[..., None].repeat(2, axis=2)
-        column = shape.column
-        for place, q in enumerate(column):
-            if place:
-                up = column[place - 1]
-                came = first[:, up, 0] + times[up, 0] + shape.delay_before[q]
-                known = done[:, up, 0] > done[:, q, 0]
-                there = 0.0 if arrival is None else arrival[:, q, 0]
-                first[:, q, 0] = np.maximum(first[:, q, 0], np.where(known, there, came))
-        for place in reversed(range(shape.Q)):
-            q = column[place]
-            own = np.where(done[:, q, 1] < done[:, q, 0], 0.0, first[:, q, 0] + times[q, 0])
-            first[:, q, 1] = np.maximum(first[:, q, 1], own)
-            if place + 1 < shape.Q:
-                down = column[place + 1]
-                came = first[:, down, 1] + times[down, 1] + shape.delay_after[q]
-                known = done[:, down, 1] > done[:, q, 1]
-                there = 0.0 if arrival is None else arrival[:, q, 1]
-                first[:, q, 1] = np.maximum(first[:, q, 1], np.where(known, there, came))
-        return first
+    @classmethod
+    def of(cls, shape: Shape, done: np.ndarray) -> _Facts:
+        K, Q = len(done), shape.Q
+        by_rank = done.reshape(K, shape.P, shape.V, 3)
+        left = shape.M - by_rank
+        pending = by_rank[..., 1] - by_rank[..., 2]
+        held = (by_rank[..., 0] - by_rank[..., 2]).sum(2)
+        forwards = left[..., 0].sum(2)
+        F, I = done[:, shape.column, 0], done[:, shape.column, 1]  # noqa: E741
+        places = np.arange(Q)
+        forward, gradient = np.zeros((K, Q), int), np.full((K, Q), Q - 1)
+        forward[:, 1:] = np.where(F[:, :-1] > F[:, 1:], places[1:], 0)
+        gradient[:, :-1] = np.where(I[:, 1:] > I[:, :-1], places[:-1], Q - 1)
+        return cls(
+            left=left,
+            pending=pending,
+            early=np.where(forwards > 0, np.maximum(left[..., 2].sum(2) - shape.pairs, 0), 0),
+            more=np.minimum(shape.pairs - held + pending.sum(2), forwards),
+            forward=np.maximum.accumulate(forward, axis=1),
+            gradient=np.minimum.accumulate(gradient[:, ::-1], axis=1)[:, ::-1],
+            turn=I[:, -1] < F[:, -1],
+        )
 
-    def _tails(self, times: np.ndarray) -> np.ndarray:
-        """[Q] the least time from the end of a stage's last I to the end of all."""
-        shape = self._shape
-        tails = np.zeros(shape.Q)
-        after = times[shape.column[0], 2]
-        for place, q in enumerate(shape.column):
-            tails[q] = after
-            after += times[q, 1] + (shape.delay_after[shape.column[place]] if place + 1 < shape.Q else 0.0)
-        return tails
+
+class _Chains:
+    """The first argument for given times [Q, 3]."""
+
+    def __init__(self, shape: Shape, times: np.ndarray) -> None:
+        P, V, column = shape.P, shape.V, shape.column
+        self._shape = shape
+        self._times = times.reshape(P, V, 3)
+        forwards, gradients = times[column, 0], times[column, 1]
+        # From the start of a stage's F to the input of a later one's, and likewise for I, as differences of these.
+        self._down = np.concatenate([[0], np.cumsum(forwards[:-1] + shape.delay_before[column[1:]])])
+        self._up = np.concatenate([np.cumsum((gradients[1:] + shape.delay_after[column[:-1]])[::-1])[::-1], [0]])
+        self._last_forward = forwards[-1]
+        # From the end of a stage's I to the end of all: on to stage 0, and its W.
+        tails = np.empty(shape.Q)
+        back = gradients[:-1] + shape.delay_after[column[:-1]]
+        tails[column] = np.concatenate([[0], np.cumsum(back)]) + times[column[0], 2]
+        self._tails = tails.reshape(P, V)
+        self._rank_place = np.argsort(column)
+
+    def longest(self, facts: _Facts) -> np.ndarray:
+        """[K] the time of the rank that takes longest."""
+        shape, times, left = self._shape, self._times, facts.left
+        by_rank = (len(left), shape.P, shape.V)
+        # When the next F and the next I of each stage can start.
+        forward = self._down - self._down[facts.forward]
+        turn = np.where(facts.turn, 0.0, forward[:, -1] + self._last_forward)
+        gradient = self._up - self._up[facts.gradient]
+        gradient += np.where(facts.gradient == shape.Q - 1, turn[:, None], 0)
+        forward = np.where(left[..., 0] > 0, forward[:, self._rank_place].reshape(by_rank), np.inf).min(2)
+        gradient = np.where(left[..., 1] > 0, gradient[:, self._rank_place].reshape(by_rank), np.inf).min(2)
+
+        forwards = left[..., 0] * times[..., 0]
+        without = (forwards + left[..., 1] * times[..., 1]).sum(2)
+        pending = (facts.pending * times[..., 2]).sum(2)
+        filling = np.minimum(facts.more * times[..., 0].max(1), forwards.sum(2))
+        some = np.isfinite(gradient)
+        wait = np.where(some, gradient, 0.0)
+        first = np.where(some, np.minimum(forward, gradient), 0.0)
+
+        all_work = without + (left[..., 2] * times[..., 2]).sum(2)
+        whole = all_work + np.maximum(np.where(pending > 0, 0.0, first), wait - filling - pending)
+        before_last = without + facts.early * times[..., 2].min(1) + np.maximum(first, wait - filling)
+        tail = np.where(left[..., 1] > 0, self._tails, np.inf).min(2)
+        return np.maximum(whole, np.where(some, before_last + np.where(some, tail, 0.0), 0.0)).max(1)

@@ -12,8 +12,9 @@ import numpy as np
 from schedules.actions import Action, Schedule
 from schedules.search.asynchronous import greedy, tempers
 from schedules.search.bounds import lower_bound
+from schedules.search.exact import is_small, solve, solver_is_there
 from schedules.search.known import known_schedules
-from schedules.search.lockstep import Table, lockstep_beam
+from schedules.search.lockstep import Table, lockstep_beam, lockstep_exhaustive
 from schedules.search.question import KINDS, Question, Shape
 from schedules.simulate import Timeline, simulate
 from schedules.ticks import needs
@@ -25,10 +26,12 @@ ALGORITHM = 1
 """Counts changes after which the same question may have another answer; whoever keeps answers must keep it too."""
 
 _NEAR = 1e-9
-# On a slow core: a state of a beam for a stage and a tick; an action of a greedy order. Effort is counted by these
-# and not by a clock, so that it does not depend on the machine.
+# On a slow core: a state of a beam for a stage and a tick; an action of a greedy order; a state and a choice
+# for a stage and a tick of the exhaustive search. Effort is counted by these and not by a clock, so that it does not
+# depend on the machine.
 _SECONDS_PER_CELL = 1.2e-5
 _SECONDS_PER_ACTION = 1.2e-5
+_SECONDS_PER_CHOICE = 1.2e-6
 _FEWEST_TEMPERS, _MOST_TEMPERS = 6, 1000
 
 
@@ -39,9 +42,11 @@ class Answer:
     Attributes:
         timeline: of the schedule, by `schedules.simulate`.
         lower_bound: a makespan that no schedule of the question beats.
-        method: what found it: `exact`, `beam` (`schedules.search.lockstep`), `greedy` (`.asynchronous`), or a
-            family's name.
-        optimal: whether it is proved that no schedule of the question is shorter.
+        method: what found it: a family's name, `beam` (`schedules.search.lockstep`), `greedy` (`.asynchronous`), or
+            `exact` (`.exact`, and in lock step with one stage a rank `.lockstep`).
+        optimal: whether it is proved that no schedule of the question is shorter, with F, I and W apart and stages
+            placed in one of the question's ways.
+        note: what would have let the search do better, in one line; None for nothing.
     """
 
     question: Question
@@ -50,6 +55,7 @@ class Answer:
     lower_bound: float
     method: str
     optimal: bool
+    note: str | None = None
 
     @property
     def makespan(self) -> float:
@@ -57,10 +63,14 @@ class Answer:
 
 
 def search(question: Question) -> Answer:
-    """Searches with the effort that the question allows; the answer depends on the question alone."""
+    """Searches with the effort that the question allows; the answer depends on the question alone.
+
+    And on whether OR-tools is installed, where that could prove more (`Answer.note`).
+    """
     bound = lower_bound(question)
-    best: tuple[str, Schedule, Timeline] | None = None
-    for method, schedule in _candidates(question, bound):
+    shapes = [Shape(question, placement) for placement in question.placements]
+    best: _Found | None = None
+    for method, schedule in _candidates(question, shapes, bound):
         timeline = simulate(schedule, question.costs, question.timing)
         if max(timeline.peak_activations) > question.memory_cap + _NEAR:
             continue
@@ -69,15 +79,52 @@ def search(question: Question) -> Answer:
         if best[2].makespan <= bound + _NEAR:
             break
     assert best is not None  # the last of the known schedules is within any cap
+    note = None
+    if best[2].makespan > bound + _NEAR:
+        best, closed, note = _prove(question, shapes, best)
+        bound = best[2].makespan if closed else bound
     method, schedule, timeline = best
     validate(schedule, microbatches=question.microbatches)
-    return Answer(question, schedule, timeline, bound, method, timeline.makespan <= bound + _NEAR)
+    return Answer(question, schedule, timeline, bound, method, timeline.makespan <= bound + _NEAR, note)
 
 
-def _candidates(question: Question, bound: float) -> Iterator[tuple[str, Schedule]]:
+_Found = tuple[str, Schedule, Timeline]
+
+
+def _prove(question: Question, shapes: list[Shape], best: _Found) -> tuple[_Found, bool, str | None]:
+    """The best there is, as far as an exact method gets; whether that is proved; and what the user should know."""
+    in_step = question.timing == "lockstep"
+    if in_step and question.chunks == 1:
+        effort = int(question.seconds / 3 / (question.stages * _SECONDS_PER_CHOICE)) if question.ranks <= 8 else 0
+        table, closed = lockstep_exhaustive(shapes[0], effort, best[2].makespan)
+        if table is not None:
+            schedule = _from_table(shapes[0], table)
+            best = "exact", schedule, simulate(schedule, question.costs, question.timing)
+        return best, closed, None
+    if not is_small(question):
+        return best, False, None
+    if not solver_is_there():
+        return best, False, "without OR-tools the best schedule is not proved; pip install 'meshsys[search]'"
+    proved = True
+    for shape in shapes:
+        solution = solve(question, shape, best[2].makespan, question.seconds / 10 / len(shapes))
+        proved &= solution.closed
+        if solution.words is None:
+            continue
+        if in_step:
+            schedule = _from_table(shape, Table(solution.makespan, np.array(solution.words).T))
+        else:
+            schedule = _from_words(shape, map(np.array, solution.words))
+        timeline = simulate(schedule, question.costs, question.timing)
+        proved &= timeline.makespan <= solution.makespan + 1e-6  # not so where messages queue on links
+        if timeline.makespan < best[2].makespan - _NEAR:
+            best = "exact", schedule, timeline
+    return best, proved, None
+
+
+def _candidates(question: Question, shapes: list[Shape], bound: float) -> Iterator[tuple[str, Schedule]]:
     for schedule in known_schedules(question):
         yield schedule.name, schedule
-    shapes = [Shape(question, placement) for placement in question.placements]
     if question.timing == "lockstep":
         yield from (("beam", schedule) for schedule in _in_step(question, shapes, question.seconds, bound))
     else:

@@ -8,6 +8,7 @@ the `width` states with the least elapsed time plus bound (`schedules.search.bou
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,11 +18,12 @@ import numpy as np
 from schedules.search.bounds import Bound
 from schedules.search.question import Shape
 
-__all__ = ["Table", "lockstep_beam"]
+__all__ = ["Table", "lockstep_beam", "lockstep_exhaustive"]
 
 _MOST_LIMITS = 6  # limits on a tick's length that are tried; with a cost for each stage there are many more
 # Chances that a rank puts F before I, and W before all else where its memory is full.
 _CHANCES = ((1.0, 0.0), (0.5, 0.0), (0.0, 1.0), (0.5, 0.5))
+_MOST_AT_ONCE = 1 << 18  # states and choices that the exhaustive search holds in memory
 _NEAR = 1e-9
 
 
@@ -71,6 +73,22 @@ def lockstep_beam(shape: Shape, width: int, seed: int, *, waits: bool, goal: flo
     return _Beam(shape, width, seed, waits).run(goal)
 
 
+def lockstep_exhaustive(shape: Shape, effort: int, beat: float) -> tuple[Table | None, bool]:
+    """The best schedule that takes less than `beat`, if there is one; and whether this is proved.
+
+    With one stage a rank little is left to try. A rank that can run something within the tick's length loses
+    nothing by running it, and nothing by running F before W: in any schedule the two can change places. So the only
+    choice is whether I comes first or last. (With several stages a rank, one's F can take the room of another's.)
+
+    Args:
+        effort: ticks of states that may be tried before giving up.
+    """
+    assert shape.V == 1
+    beam = _Exhaustive(shape, effort)
+    table = beam.run(-math.inf, beat)
+    return table, not beam.exhausted
+
+
 class _Beam:
     def __init__(self, shape: Shape, width: int, seed: int, waits: bool) -> None:
         self._shape, self._width, self._waits = shape, width, waits
@@ -85,12 +103,13 @@ class _Beam:
         self._late = np.tile(np.arange(shape.V) / (2 * shape.V), shape.P)
         self._usual = np.stack([2 + self._late, 3 - self._late, 1 - self._late], axis=1)
 
-    def run(self, goal: float) -> Table | None:
+    def run(self, goal: float, best: float = math.inf) -> Table | None:
+        """What takes less than `best`."""
         shape = self._shape
         none = np.zeros((1, shape.Q, 3), np.int16)
         states = _States(none, none > 0, np.zeros(1), np.zeros(1, int), np.zeros((1, shape.P), np.int16))
         history: list[_States] = []
-        best, cells = math.inf, None
+        cells = None
         while len(states.elapsed) and best > goal + _NEAR:
             states = self._select(self._step(states), best)
             over = (states.done[..., 2] == shape.M).all(1)
@@ -190,8 +209,38 @@ class _Beam:
         states = states.take(once)
         total = states.elapsed + self._bound(states.done)
         progress = (states.done * shape.times).sum((1, 2))
-        order = np.lexsort((-progress, total))[: self._width]
-        return states.take(order[total[order] < best - _NEAR])
+        order = np.lexsort((-progress, total))
+        return states.take(order[total[order] < best - _NEAR][: self._width])
+
+
+class _Exhaustive(_Beam):
+    """Tries whatever may matter, without limit of width.
+
+    Attributes:
+        exhausted: whether the effort was spent before the end.
+    """
+
+    def __init__(self, shape: Shape, effort: int) -> None:
+        super().__init__(shape, effort, 0, waits=True)
+        self._effort = effort
+        self.exhausted = False
+        last = np.array([4, 3, 3.5])  # F, then W, then I
+        choices = itertools.product((False, True), repeat=shape.P)
+        self._choices = [np.where(np.array(ranks)[:, None], last, self._usual) for ranks in choices]
+
+    def _step(self, states: _States) -> _States:
+        tried = len(states.done) * len(self._choices)
+        self._effort -= tried
+        if self._effort < 0 or tried > _MOST_AT_ONCE:
+            self.exhausted = True
+            return states.take(np.zeros(0, int))
+        return super()._step(states)
+
+    def _torn(self, allowed: np.ndarray, full: np.ndarray) -> np.ndarray:
+        return (allowed[..., 1] & (allowed[..., 0] | allowed[..., 2])).any(1)
+
+    def _preferences(self, torn: np.ndarray, full: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        yield from ((torn, scores) for scores in self._choices)
 
 
 def _trace(history: list[_States], at: int) -> np.ndarray:

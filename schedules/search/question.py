@@ -103,7 +103,7 @@ class Shape:
         self.placement = placement
         self.P, self.V, self.Q, self.M = question.ranks, question.chunks, question.stages, question.microbatches
         by_rank = sorted(range(self.Q), key=lambda stage: (placement[stage], stage))
-        self.column = [by_rank.index(stage) for stage in range(self.Q)]
+        self.column = np.argsort(by_rank)
         self.before = np.full(self.Q, self.Q)
         self.after = np.full(self.Q, self.Q)
         for early, late in zip(self.column, self.column[1:], strict=False):

@@ -9,12 +9,15 @@ import pytest
 from schedules.actions import ScheduleError, from_csv, to_csv
 from schedules.costs import Costs, Link
 from schedules.families import make
-from schedules.search import Question, lower_bound, search
+from schedules.search import Question, find, lower_bound, search
+from schedules.search.exact import Solution, solve
+from schedules.search.lockstep import lockstep_exhaustive
+from schedules.search.question import Shape
 from schedules.simulate import simulate
 from schedules.slots import build_table
 from schedules.ticks import timeline
 from schedules.validate import live, validate
-from tests.oracles.all_schedules import shortest
+from tests.oracles.all_schedules import shortest, shortest_table
 from tests.oracles.table_machine import execute
 
 UNEVEN = Costs(F=1, I=1.3, W=0.7)
@@ -35,9 +38,12 @@ BY_STAGE = Costs(F=(1, 1.5), I=(1.3, 2), W=(0.7, 0.4))
 )
 def test_nothing_is_shorter(ranks, microbatches, costs, timing, cap):
     question = Question(ranks, microbatches, costs, cap, timing, seconds=0.1)
-    least = shortest(ranks, microbatches, costs, timing, cap)
     answer = search(question)
-    assert answer.lower_bound <= least + 1e-9
+    least = shortest(ranks, microbatches, costs, timing, cap)
+    if timing == "lockstep":
+        send = max([costs.send, *(link.delay for link in costs.links)])
+        least = min(least, shortest_table(ranks, microbatches, costs, cap, send))
+    assert lower_bound(question) <= least + 1e-9
     assert answer.makespan == pytest.approx(least)
 
 
@@ -63,6 +69,47 @@ def test_an_answer_is_a_schedule_within_the_cap(ranks, microbatches, chunks, cap
     assert answer.makespan == simulate(answer.schedule, UNEVEN, timing).makespan
     assert answer.lower_bound <= answer.makespan + 1e-9
     assert answer.optimal == (answer.makespan <= answer.lower_bound + 1e-9)
+
+
+@pytest.mark.parametrize(("ranks", "microbatches", "cap"), [(2, 4, 2), (2, 5, 3), (3, 3, 2), (3, 3, 3)])
+@pytest.mark.parametrize("costs", [Costs(), UNEVEN, Costs(F=1, I=2, W=0.5)])
+def test_the_exhaustive_search_proves_the_least(ranks, microbatches, cap, costs):
+    question = Question(ranks, microbatches, costs, cap)
+    least = shortest_table(ranks, microbatches, costs, cap)
+    shape = Shape(question, question.placements[0])
+    table, closed = lockstep_exhaustive(shape, 10**6, least + 0.05)
+    assert closed and table is not None and table.makespan == pytest.approx(least)
+    assert lockstep_exhaustive(shape, 10**6, least) == (None, True)
+    assert lockstep_exhaustive(shape, 3, least + 0.05) == (None, False)
+    answer = search(question)
+    assert answer.optimal and answer.lower_bound == answer.makespan == pytest.approx(least)
+
+
+@pytest.mark.parametrize("timing", ["lockstep", "asynchronous"])
+@pytest.mark.parametrize("costs", [Costs(), UNEVEN, BY_STAGE])
+def test_the_solver_proves_the_least(costs, timing):
+    pytest.importorskip("ortools")
+    question = Question(2, 2, costs, 2, timing)
+    shape = Shape(question, question.placements[0])
+    least = shortest(2, 2, costs, timing, 2)
+    if timing == "lockstep":
+        least = min(least, shortest_table(2, 2, costs, 2))
+    found = solve(question, shape, least + 0.05, 5)
+    assert found.closed and found.makespan == pytest.approx(least)
+    assert solve(question, shape, least, 5) == Solution(None, True)
+
+
+def test_several_chunks_are_proved_by_the_solver():
+    pytest.importorskip("ortools")
+    answer = search(Question(2, 2, UNEVEN, 2, chunks=2, seconds=20))
+    assert answer.optimal and answer.note is None
+
+
+def test_without_the_solver_a_line_says_so(monkeypatch):
+    monkeypatch.setattr(find, "solver_is_there", lambda: False)
+    question = Question(2, 3, UNEVEN, 1.5, "asynchronous", chunks=2, seconds=0.1)
+    answer = search(question)
+    assert not answer.optimal and "pip install 'meshsys[search]'" in answer.note and "\n" not in answer.note
 
 
 def test_never_worse_than_a_family():
