@@ -89,7 +89,7 @@ _MOST_STASHED = 2  # between I and W, in chunks: as much as the one stage of 1f1
 
 
 def _best(name: str, ranks: int, microbatches: int, most: int) -> Schedule:
-    shorter = min(microbatches, 3 * ranks)
+    shorter = min(microbatches, max(2 * ranks, 24))
     pace = min(_PACES, key=lambda pace: _play(pace, ranks, shorter, most)[1])
     rows, _ = _play(pace, ranks, microbatches, most)
     return Schedule(name, tuple(map(tuple, rows)), v_placement(ranks))
