@@ -9,6 +9,7 @@ import dataclasses
 import math
 import os
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from schedules.recompute import add_recompute
 from schedules.remat import Remat
 from schedules.validate import recomputing_stages, validate
 
-__all__ = ["Assembly", "assemble", "split_blocks"]
+__all__ = ["Assembly", "assemble", "cut_blocks", "split_blocks"]
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,10 @@ def assemble(config: Config, *, poison: bool = False) -> Assembly:
     schedule = _schedule(config, costs, found)
     _check_costs(config, schedule, costs)
     decoder = Decoder(config.model)
-    blocks = (decoder.prepare, decoder.embed, decoder.layer, decoder.head, decoder.embed_part, decoder.head_part)
-    model = PipelineModel(*blocks)
+    model = _pipeline_model(decoder)
     remat = _remat(config)
-    split = split_blocks(config, model, remat, apart=bool(recomputing_stages(schedule)))
-    _check_remat(config, model, remat, split)
+    split = split_blocks(config, remat, apart=bool(recomputing_stages(schedule)))
+    _check_remat(config, remat, split)
     spread = config.pipeline.head == "vocab_parallel"
     program = Program(schedule, config.model.layers, remat, vocab_parallel=spread, poison=poison)
     return Assembly(config, tokenizer, placement, schedule, costs, decoder, model, program, split, record)
@@ -243,11 +243,16 @@ def _remat(config: Config) -> Remat:
         raise ConfigError(f"pipeline.remat={config.pipeline.remat} {error}") from None
 
 
-def split_blocks(config: Config, model: PipelineModel, remat: Remat, *, apart: bool = False) -> SplitModel:
+def split_blocks(config: Config, remat: Remat, *, apart: bool = False) -> SplitModel:
     """The blocks' backwards, cut under a policy, for one device's share of a microbatch of a checked configuration."""
-    decoder = Decoder(config.model)
     shares = config.pipeline.microbatches * math.prod(getattr(config.mesh.axes, axis) for axis in BATCH_AXES)
-    sequences, length = config.data.batch_size // shares, config.data.sequence_length
+    return cut_blocks(config.model, config.data.batch_size // shares, config.data.sequence_length, remat, apart)
+
+
+@lru_cache(maxsize=64)  # a search for a mesh asks for the same few over and over
+def cut_blocks(model: ModelConfig, sequences: int, length: int, remat: Remat, apart: bool = False) -> SplitModel:
+    """The blocks' backwards, cut under a policy, for `sequences` of `length` tokens."""
+    decoder = Decoder(model)
     tokens: Any = jax.ShapeDtypeStruct((sequences, length), jnp.int32)
     weights: Any = jax.ShapeDtypeStruct((sequences, length), jnp.float32)
     sequence: Any = jax.ShapeDtypeStruct((sequences,), jnp.int32)
@@ -255,17 +260,22 @@ def split_blocks(config: Config, model: PipelineModel, remat: Remat, *, apart: b
     key = jax.eval_shape(jax.random.key, 0)
     params: Any = jax.eval_shape(lambda key: decoder.cast(decoder.init(key)), key)
     layer = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params["layers"])
-    return split_model(model, layer, params["shared"], batch, key, remat, apart=apart)
+    return split_model(_pipeline_model(decoder), layer, params["shared"], batch, key, remat, apart=apart)
 
 
-def _check_remat(config: Config, model: PipelineModel, remat: Remat, split: SplitModel) -> None:
+def _pipeline_model(decoder: Decoder) -> PipelineModel:
+    blocks = (decoder.prepare, decoder.embed, decoder.layer, decoder.head, decoder.embed_part, decoder.head_part)
+    return PipelineModel(*blocks)
+
+
+def _check_remat(config: Config, remat: Remat, split: SplitModel) -> None:
     """A policy that changes nothing would be a mistake that nobody sees."""
     if not remat.names:
         return
     idle = [name for name in remat.names if name not in _kept(split)]
     if idle:
         others = Remat("names", tuple(name for name in SAVEABLE_NAMES if name not in idle))
-        kept = _kept(split_blocks(config, model, others))
+        kept = _kept(split_blocks(config, others))
         useful = [name for name in others.names if name in kept]
         raise ConfigError(
             f"pipeline.remat={remat} has no effect for {', '.join(idle)}: the backward does not read "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -28,19 +28,26 @@ def without(spec: PartitionSpec, axis: str) -> PartitionSpec:
 
 
 def gather(array: jax.Array, spec: PartitionSpec, skip: int = 0) -> jax.Array:
-    """Gathers every sharded dimension; the spec starts at dimension `skip`."""
-    for dimension, entry in enumerate(spec):
-        if names := _names(entry):
-            array = jax.lax.all_gather(array, names, axis=dimension + skip, tiled=True)
-    return array
+    """Gathers every dimension that is sharded over manual axes; the spec starts at dimension `skip`.
+
+    Axes that are left to XLA may be named in the spec too, and the array stays sharded over them. Where both divide a
+    dimension the manual ones are the outer.
+    """
+
+    def on_shard(shard: jax.Array, dimensions: Sequence[_Dimension]) -> jax.Array:
+        # The dimensions that others divide too go first: they are whole for a while.
+        for where, manual, others in sorted(dimensions, key=lambda dimension: -len(dimension[2])):
+            if manual:
+                shard = jax.lax.all_gather(shard, (*manual, *others), axis=where, tiled=True)
+                shard = _own(shard, where, others)
+        return shard
+
+    return _each_shard(on_shard, array, spec, skip)
 
 
 def scatter(array: jax.Array, spec: PartitionSpec, skip: int = 0) -> jax.Array:
-    """Sums over the axes of every sharded dimension, leaving each device its shard: the transpose of `gather`."""
-    for dimension, entry in enumerate(spec):
-        if names := _names(entry):
-            array = jax.lax.psum_scatter(array, names, scatter_dimension=dimension + skip, tiled=True)
-    return array
+    """Sums over the manual axes of every sharded dimension, leaving each device its shard: `gather` transposed."""
+    return _each_shard(_scatter, array, spec, skip)
 
 
 def reduce_gradient(
@@ -52,9 +59,65 @@ def reduce_gradient(
         done: axes over which it has been scattered already, if it is sharded over them.
     """
     sharded = {name for entry in spec for name in _names(entry)}
-    if not sharded & set(done):
-        array = scatter(array, spec, skip)
-    return sum_over(array, [name for name in axes if name not in sharded])
+
+    def on_shard(shard: jax.Array, dimensions: Sequence[_Dimension]) -> jax.Array:
+        if not sharded & set(done):
+            shard = _scatter(shard, dimensions)
+        return sum_over(shard, [name for name in axes if name not in sharded])
+
+    return _each_shard(on_shard, array, spec, skip)
+
+
+# A dimension, the manual axes that divide it, and the others.
+_Dimension = tuple[int, tuple[str, ...], tuple[str, ...]]
+
+
+def _each_shard(
+    function: Callable[[jax.Array, Sequence[_Dimension]], jax.Array], array: jax.Array, spec: PartitionSpec, skip: int
+) -> jax.Array:
+    """Runs collectives over manual axes on each shard of an array that XLA shards over others.
+
+    XLA's partitioner gathers an array over all other axes before a collective over manual ones, so here they are
+    manual too.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    free = {name for name in mesh.axis_names if name not in mesh.manual_axes and mesh.shape[name] > 1}
+    manual = set(mesh.manual_axes)
+    dimensions: list[_Dimension] = []
+    for place, entry in enumerate(spec, skip):
+        names = _names(entry)
+        dimensions.append((place, tuple(n for n in names if n in manual), tuple(n for n in names if n in free)))
+    others = {name for *_, names in dimensions for name in names}
+    if not others:
+        return function(array, dimensions)
+    specs = PartitionSpec(*(None,) * skip, *(names or None for *_, names in dimensions))
+    mapped = jax.shard_map(
+        lambda shard: function(shard, dimensions),
+        in_specs=specs,
+        out_specs=specs,
+        axis_names=others,
+        check_vma=False,
+    )
+    return mapped(array)
+
+
+def _scatter(shard: jax.Array, dimensions: Sequence[_Dimension]) -> jax.Array:
+    # The dimensions that only manual axes divide go first, so that little is gathered for the others.
+    for where, manual, others in sorted(dimensions, key=lambda dimension: len(dimension[2])):
+        if manual:
+            if others:
+                shard = jax.lax.all_gather(shard, others, axis=where, tiled=True)
+            shard = jax.lax.psum_scatter(shard, manual, scatter_dimension=where, tiled=True)
+            shard = _own(shard, where, others)
+    return shard
+
+
+def _own(array: jax.Array, where: int, axes: tuple[str, ...]) -> jax.Array:
+    """The part of a whole dimension that is this device's along the axes."""
+    if not axes:
+        return array
+    size = array.shape[where] // jax.lax.axis_size(axes)
+    return jax.lax.dynamic_slice_in_dim(array, jax.lax.axis_index(axes) * size, size, where)
 
 
 def sum_over(array: jax.Array, axes: Sequence[str]) -> jax.Array:

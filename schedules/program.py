@@ -239,7 +239,7 @@ class Program:
         def body(
             params: PyTree, batch: PyTree, scale: jax.Array, key: PyTree, rows: PyTree
         ) -> tuple[jax.Array, PyTree]:
-            run = _Run(self, model, batch, scale, key, [params], local, specs, batch_axes, gather)
+            run = _Run(self, model, batch, scale, key, [params], specs, batch_axes, gather)
             loss, grads, _ = run(rows, run.blank())
             return sum_over(loss, manual), grads
 
@@ -276,7 +276,7 @@ class Program:
         everywhere: Any = PartitionSpec(manual)  # every device has its own
 
         def run_of(params: PyTree, batch: PyTree, scale: jax.Array, key: PyTree) -> _Run:
-            return _Run(self, model, batch, scale, key, params, local, specs, batch_axes, gather)
+            return _Run(self, model, batch, scale, key, params, specs, batch_axes, gather)
 
         def begin(params: PyTree, batch: PyTree, scale: jax.Array, key: PyTree) -> PyTree:
             return jax.tree.map(lambda a: a[None], run_of(params, batch, scale, key).blank())
@@ -335,25 +335,24 @@ class _Run:
         scale: jax.Array,
         key: PyTree,
         params: Sequence[PyTree],
-        local_specs: PyTree,
         specs: Mapping[str, PyTree],
         batch_axes: Sequence[str],
         gathered_each: str,
     ):
         self.program, self.model, self.batch, self.scale, self.key = program, model, batch, scale, key
-        self.batch_axes, self.specs, self.local = tuple(batch_axes), specs, local_specs
+        self.batch_axes, self.specs = tuple(batch_axes), specs
         self.each_tick = gathered_each == "tick"
         self.unroll = program.unroll
-        self.shared_specs = local_specs["shared"]
+        self.shared_specs = specs["shared"]
         if program.vocab_parallel:
-            self.shared_specs = jax.tree.map(partial(without, axis="pipe"), local_specs["shared"], is_leaf=is_spec)
+            self.shared_specs = jax.tree.map(partial(without, axis="pipe"), specs["shared"], is_leaf=is_spec)
         self.shared = [jax.tree.map(gather, version["shared"], self.shared_specs) for version in params]
-        self.layer_specs = jax.tree.map(lambda spec: PartitionSpec(*spec[3:]), local_specs["layers"], is_leaf=is_spec)
+        self.layer_specs = jax.tree.map(lambda spec: PartitionSpec(*spec[3:]), specs["layers"], is_leaf=is_spec)
         self.layers = [self._by_place(self._staged(version["layers"])) for version in params]
         layer = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[3:], a.dtype), params[0]["layers"])
         layer = jax.eval_shape(lambda p: jax.tree.map(gather, p, self.layer_specs), layer)
         microbatch = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batch)
-        whole = jax.eval_shape(lambda p: jax.tree.map(gather, p, local_specs["shared"]), params[0]["shared"])
+        whole = jax.eval_shape(lambda p: jax.tree.map(gather, p, specs["shared"]), params[0]["shared"])
         key = jax.tree.map(lambda k: k[0], key) if program.period else key
         splits = {
             name: split_model(model, layer, whole, microbatch, key, remat, apart=apart)
@@ -692,10 +691,10 @@ class _Run:
                 axes = self.batch_axes if spec != whole else ("pipe", *self.batch_axes)
                 return reduce_gradient(grad, spec, axes)
 
-            shared = jax.tree.map(reduce_shared, state["shared"], self.shared_specs, self.local["shared"])
+            shared = jax.tree.map(reduce_shared, state["shared"], self.shared_specs, self.specs["shared"])
         else:
             reduce_shared = partial(reduce_gradient, axes=("pipe", *self.batch_axes))
-            shared = jax.tree.map(reduce_shared, state["shared"], self.local["shared"])
+            shared = jax.tree.map(reduce_shared, state["shared"], self.specs["shared"])
         done = self.batch_axes if self.each_tick else ()
         reduce_layers = partial(reduce_gradient, axes=self.batch_axes, skip=1, done=done)
         layers = jax.tree.map(reduce_layers, self._stacked(state["layers"]), self.layer_specs)

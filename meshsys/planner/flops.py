@@ -10,12 +10,17 @@ import numpy as np
 
 from meshsys.assemble import Assembly
 
-__all__ = ["model_flops", "product_flops"]
+__all__ = ["model_flops", "product_flops", "product_traffic"]
 
 
 def product_flops(function: Callable, *args: Any) -> float:
     """FLOPs of the matrix products of a function, two for each multiplication and addition."""
-    return _of_jaxpr(jax.make_jaxpr(function)(*args).jaxpr)
+    return _sum(jax.make_jaxpr(function)(*args).jaxpr, _flops)
+
+
+def product_traffic(function: Callable, *args: Any) -> float:
+    """Bytes of the operands and results of its matrix products, each read or written once."""
+    return _sum(jax.make_jaxpr(function)(*args).jaxpr, _bytes)
 
 
 def model_flops(assembly: Assembly) -> float:
@@ -33,15 +38,23 @@ def model_flops(assembly: Assembly) -> float:
     return 3.0 * token * config.data.batch_size * length
 
 
-def _of_jaxpr(jaxpr: Any) -> float:
+def _flops(equation: Any) -> float:
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    left = equation.invars[0].aval.shape
+    return 2.0 * equation.outvars[0].aval.size * float(np.prod([left[i] for i in contracted]))
+
+
+def _bytes(equation: Any) -> float:
+    return float(sum(v.aval.size * v.aval.dtype.itemsize for v in (*equation.invars, *equation.outvars)))
+
+
+def _sum(jaxpr: Any, of_product: Callable[[Any], float]) -> float:
     total = 0.0
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":
-            (contracted, _), _ = equation.params["dimension_numbers"]
-            left = equation.invars[0].aval.shape
-            total += 2.0 * equation.outvars[0].aval.size * float(np.prod([left[i] for i in contracted]))
+            total += of_product(equation)
         times = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
-        total += times * sum(map(_of_jaxpr, _inner(equation.params.values())))
+        total += times * sum(_sum(inner, of_product) for inner in _inner(equation.params.values()))
     return total
 
 

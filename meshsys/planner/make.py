@@ -11,6 +11,7 @@ import numpy as np
 from meshsys.assemble import Assembly, assemble
 from meshsys.config import Config
 from meshsys.planner import memory
+from meshsys.planner.estimate import estimate
 from meshsys.planner.plan import AxisPlan, BatchPlan, ChipPlan, MeshPlan, Plan, SchedulePlan, StagePlan, ValuePlan
 from meshsys.sharding import BATCH_AXES
 from meshsys.torus import AXES
@@ -23,7 +24,7 @@ __all__ = ["make_plan", "plan_of"]
 _PREDICTIONS = (
     "schedule.bubble_fraction: times are pipeline.costs; if null, F, I and W take one unit each, and B two",
     "residuals and stash, tensor: heads, d_ff and vocabulary are taken to be divided, the rest to be whole",
-    "memory.workspace: what one block's forward would keep without remat, and its stash; XLA may use more or less",
+    "memory.workspace: what is alive at once in one action of one block, if XLA fuses all but products and reductions",
 )
 
 
@@ -56,6 +57,7 @@ def plan_of(assembly: Assembly) -> Plan:
         memory=memory.on_device(assembly, values),
         ranks=memory.on_ranks(assembly, values),
         predictions=_PREDICTIONS,
+        estimate=estimate(assembly),
     )
 
 

@@ -7,7 +7,7 @@ what is predicted.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +15,13 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from meshsys.assemble import Assembly, split_blocks
+from meshsys.assemble import Assembly
+from meshsys.planner.blocks import block_actions
 from meshsys.planner.plan import MemoryPlan, RankPlan, ValuePlan
 from meshsys.sharding import BATCH_AXES, training_specs
 from models import ModelConfig
 from schedules.actions import Action, Kind, Schedule
-from schedules.backward import Crossing, SplitBlock
-from schedules.program import SplitModel
-from schedules.remat import Remat
+from schedules.backward import Crossing
 from schedules.ticks import assign_ticks
 from schedules.validate import live
 
@@ -64,7 +63,7 @@ def waiting_values(assembly: Assembly) -> Values:
 def _value(assembly: Assembly, block: str, crossing: Crossing, start: Kind) -> ValuePlan:
     program = assembly.program
     until = Kind.W if start is Kind.I or crossing.for_weight else Kind.I if crossing.for_input else Kind.R
-    parts = _tensor_parts(crossing, assembly.config.model, assembly.axes["tensor"])
+    parts = _tensor_parts(crossing.aval.shape, assembly.config.model, assembly.axes["tensor"])
     slots = program.table.counts[program.lifetimes[block, start, until]]
     places = program.layout.table.shape[2] if block == "layer" else 1
     size = crossing.bytes // parts
@@ -83,9 +82,8 @@ def _value(assembly: Assembly, block: str, crossing: Crossing, start: Kind) -> V
     )
 
 
-def _tensor_parts(crossing: Crossing, model: ModelConfig, tensor: int) -> int:
+def _tensor_parts(shape: tuple[int, ...], model: ModelConfig, tensor: int) -> int:
     """Into how many parts XLA is expected to divide a value; what could be either counts as whole."""
-    shape = crossing.aval.shape
     if len(shape) >= 4:  # only what has heads has so many dimensions
         return tensor if model.num_kv_heads % tensor == 0 else 1
     wide = shape[-1] if len(shape) == 3 else 0
@@ -104,7 +102,8 @@ def on_device(assembly: Assembly, values: Values) -> MemoryPlan:
     stored = _staged(assembly, canonical)
     computed = jax.eval_shape(decoder.cast, stored)
     each_tick = config.pipeline.fsdp_gather == "tick"
-    whole = {"shared": ("tensor",), "layers": ("pipe", "tensor")}
+    spread = config.pipeline.head == "vocab_parallel"
+    whole = {"shared": ("pipe", "tensor") if spread else ("tensor",), "layers": ("pipe", "tensor")}
 
     parameters = sum(_bytes(stored[part], specs[part], axes) for part in whole)
     gradients = gathered = 0
@@ -129,7 +128,11 @@ def on_device(assembly: Assembly, values: Values) -> MemoryPlan:
         "recomputed_slots": sum(value.total_bytes for value in values.recomputed),
         "stash_slots": sum(value.total_bytes for value in values.stash),
         "inbox_slots": (assembly.program.table.inbox_slots + 1) * x.size * x.dtype.itemsize,
+        "transfers": _transfers(assembly),
         "workspace": _workspace(assembly),
+        # On CPU the optimizer's update is not one fusion: a parameter's reads the moments that theirs overwrite, so XLA
+        # copies both moments, at the start of the step.
+        "copies": 0 if assembly.placement.topology.generation else 2 * parameters,
     }
     staying = {
         "parameters": parameters,
@@ -161,18 +164,20 @@ def _bytes(tree: PyTree, specs: PyTree, axes: Mapping[str, int], least: int = 1)
 
 
 def _workspace(assembly: Assembly) -> int:
-    """The most that one block's backward has in hand: all that its forward made for it, and the stash."""
-    plain = split_blocks(assembly.config, assembly.model, Remat("none"))
+    """The most that one action of one block has in hand."""
     model, tensor = assembly.config.model, assembly.axes["tensor"]
 
-    def size(crossings: Sequence[Crossing]) -> int:
-        return sum(crossing.bytes // _tensor_parts(crossing, model, tensor) for crossing in crossings)
+    def size(aval: Any) -> int:
+        return aval.size * aval.dtype.itemsize // _tensor_parts(aval.shape, model, tensor)
 
-    def blocks(split: SplitModel) -> list[SplitBlock]:
-        return [split.first, split.layer, split.last]
+    kinds = {action.kind for action in assembly.schedule}
+    return max(action.peak(size) for (_, kind), action in block_actions(assembly).items() if kind in kinds)
 
-    pairs = zip(blocks(plain), blocks(assembly.split), strict=True)
-    return max(size(kept.residuals) + size(cut.stash) for kept, cut in pairs)
+
+def _transfers(assembly: Assembly) -> int:
+    """What an action hands on, and what arrives in its place over each distance, before it is in the inbox."""
+    x = assembly.split.x
+    return (1 + len(assembly.program.table.offsets)) * x.size * x.dtype.itemsize
 
 
 def _key() -> PyTree:

@@ -13,13 +13,16 @@ __all__ = [
     "AxisPlan",
     "BatchPlan",
     "ChipPlan",
+    "ChoicePlan",
     "CollectivePlan",
     "CompiledPlan",
+    "EstimatePlan",
     "MemoryPlan",
     "MeshPlan",
     "Plan",
     "RankPlan",
     "SchedulePlan",
+    "SearchPlan",
     "StagePlan",
     "ValuePlan",
 ]
@@ -166,8 +169,10 @@ class MemoryPlan:
         gradients: the accumulators, float32 at least.
         gathered_weights: copies of the weights as the layers read them.
         residual_slots, recomputed_slots, stash_slots, inbox_slots: what waits between actions.
+        transfers: what an action hands on and what arrives, until it is in the inbox.
         workspace: what an action uses while it runs, as predicted.
-        temporaries: all that lives within a step, from `gradients` to `workspace`.
+        copies: of what the optimizer overwrites; none on a TPU.
+        temporaries: all that lives within a step, from `gradients` to `copies`.
         total: what stays, the batch and the temporaries.
         host: residuals that wait in host memory.
     """
@@ -181,7 +186,9 @@ class MemoryPlan:
     recomputed_slots: int
     stash_slots: int
     inbox_slots: int
+    transfers: int
     workspace: int
+    copies: int
     temporaries: int
     total: int
     host: int
@@ -205,6 +212,27 @@ class RankPlan:
     stash_bytes: int
     inbox_bytes: int
     peak_bytes: int
+
+
+@dataclass(frozen=True)
+class EstimatePlan:
+    """A step's time by the chip's peak numbers and the closed forms of collectives, without compiling it.
+
+    Attributes:
+        step_seconds: the sum of the next three.
+        ticks_seconds: actions in lock step, each tick as long as its slowest rank.
+        send_seconds: transfers between ticks.
+        around_seconds: gathers, reductions and the optimizer, once a step.
+        bubble_fraction: of the ticks' time.
+        mfu: the model's FLOPs over what all devices could do in that time.
+    """
+
+    step_seconds: float
+    ticks_seconds: float
+    send_seconds: float
+    around_seconds: float
+    bubble_fraction: float
+    mfu: float
 
 
 @dataclass(frozen=True)
@@ -262,6 +290,55 @@ class CompiledPlan:
 
 
 @dataclass(frozen=True)
+class ChoicePlan:
+    """One row of a search: mesh axes and pipeline options, and what they come to.
+
+    Attributes:
+        step_seconds, bubble_fraction, mfu: as in `EstimatePlan`.
+        bytes: of each device, predicted.
+        fits: within the search's limit and margin.
+        verified: the compiler's bytes, where it was asked and accepted them.
+    """
+
+    data: int
+    fsdp: int
+    tensor: int
+    pipe: int
+    chunks: int
+    microbatches: int
+    schedule: str
+    remat: str
+    step_seconds: float
+    bubble_fraction: float
+    mfu: float
+    bytes: int
+    fits: bool
+    verified: int | None = None
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """What a search found.
+
+    Attributes:
+        limit: bytes that the compiler lets a program have on a device.
+        margin: the part of it that stays free.
+        candidates: how many there were.
+        choices: those that were looked at in full: what fits, the fastest first; then the rest, the smallest first.
+    """
+
+    topology: str
+    limit: int
+    margin: float
+    candidates: int
+    choices: tuple[ChoicePlan, ...]
+
+    def to_json(self) -> str:
+        """One JSON object; its keys are the names of the fields."""
+        return json.dumps(dataclasses.asdict(self), allow_nan=False)
+
+
+@dataclass(frozen=True)
 class Plan:
     """Everything that is known before a run.
 
@@ -270,6 +347,7 @@ class Plan:
         parameters: number of parameters of the model, tied ones once.
         remat, fsdp_gather: as in the configuration's `pipeline` section.
         predictions: which numbers are estimates; the others are those that the program is built from.
+        estimate: of the step's time; None for chips of no particular kind.
         compiled: the compiler's figures, where it was asked.
     """
 
@@ -287,6 +365,7 @@ class Plan:
     memory: MemoryPlan
     ranks: tuple[RankPlan, ...]
     predictions: tuple[str, ...]
+    estimate: EstimatePlan | None = None
     compiled: CompiledPlan | None = None
 
     def to_json(self) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from meshsys.planner.plan import CompiledPlan, Plan, ValuePlan
+from meshsys.planner.plan import CompiledPlan, EstimatePlan, Plan, SearchPlan, ValuePlan
 from schedules import render
 from schedules.actions import Schedule, from_csv
 
-__all__ = ["bytes_text", "describe", "layers_text", "place_text", "schedule_of", "seconds_text"]
+__all__ = ["bytes_text", "describe", "describe_search", "layers_text", "place_text", "schedule_of", "seconds_text"]
 
 _WIDTH = 110
 _TIMELINE_LINES, _DEVICE_LINES = 40, 16  # the most that are shown
@@ -18,9 +18,36 @@ _TIMELINE_LINES, _DEVICE_LINES = 40, 16  # the most that are shown
 def describe(plan: Plan) -> str:
     """The plan, section by section, without a line break at the end."""
     sections = [_head(plan), _mesh(plan), _stages(plan), _timeline(plan), _values(plan), _memory(plan), _notes(plan)]
+    if plan.estimate is not None:
+        sections.append(_estimate(plan, plan.estimate))
     if plan.compiled is not None:
         sections.append(_compiled(plan, plan.compiled))
     return "\n\n".join("\n".join(section) for section in sections)
+
+
+def describe_search(found: SearchPlan, most: int = 20) -> str:
+    """The table of a search, without a line break at the end."""
+    rows = [
+        (
+            *(getattr(choice, name) for name in ("data", "fsdp", "tensor", "pipe")),
+            choice.schedule,
+            choice.chunks,
+            choice.microbatches,
+            choice.remat,
+            seconds_text(choice.step_seconds),
+            f"{choice.mfu:.1%}",
+            f"{choice.bubble_fraction:.1%}",
+            bytes_text(choice.bytes),
+            "compiled" if choice.verified else "yes" if choice.fits else "no",
+        )
+        for choice in found.choices[:most]
+    ]
+    head = ("data", "fsdp", "tensor", "pipe", "schedule", "chunks", "microbatches", "remat", "step", "MFU", "bubble")
+    title = (
+        f"{found.topology}: {len(found.choices)} of {found.candidates:,} candidates looked at in full; a device has "
+        f"{bytes_text(found.limit)}, of which {found.margin:.0%} stay free"
+    )
+    return "\n".join([title, *_table((*head, "memory", "fits"), rows)])
 
 
 def schedule_of(plan: Plan) -> Schedule:
@@ -175,7 +202,9 @@ def _memory(plan: Plan) -> list[str]:
         ("recomputed slots", memory.recomputed_slots),
         ("stash slots", memory.stash_slots),
         ("inbox slots", memory.inbox_slots),
+        ("transfers", memory.transfers),
         ("workspace", memory.workspace),
+        ("copies", memory.copies),
         ("total", memory.total),
     ]
     if memory.host:
@@ -200,6 +229,16 @@ def _memory(plan: Plan) -> list[str]:
         "",
         "Peaks of each rank, in bytes a device (what it fills of its slots)",
         *_table(head, rows),
+    ]
+
+
+def _estimate(plan: Plan, time: EstimatePlan) -> list[str]:
+    parts = ("ticks", time.ticks_seconds), ("transfers", time.send_seconds), ("around them", time.around_seconds)
+    return [
+        "Time of a step at best, by the chip's peak numbers and the closed forms of collectives",
+        f"  {seconds_text(time.step_seconds)}: {', '.join(f'{what} {seconds_text(part)}' for what, part in parts)}",
+        f"  bubble {time.bubble_fraction:.1%}, {time.mfu:.1%} of the peak (MFU), "
+        f"{plan.batch.tokens_a_step / time.step_seconds:,.0f} tokens/s",
     ]
 
 

@@ -157,7 +157,7 @@ def _memory(plan: Plan) -> str:
         ("recomputed slots", memory.recomputed_slots),
         ("stash slots", memory.stash_slots),
         ("inbox slots", memory.inbox_slots),
-        ("workspace", memory.workspace),
+        ("workspace, transfers, copies", memory.workspace + memory.transfers + memory.copies),
     ]
     total = max(memory.total, 1)
     stack = "".join(

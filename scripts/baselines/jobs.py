@@ -11,7 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from meshsys.assemble import Assembly
+from meshsys.sharding import BATCH_AXES
 from meshsys.stage_actions import Job, StageActions
+from meshsys.step import Step
 from models import SAVEABLE_NAMES, Batch, Decoder, ModelConfig
 from schedules.actions import split_backward
 from schedules.families import make
@@ -20,7 +23,7 @@ from schedules.remat import Remat
 from scripts.baselines.accumulate import accumulate
 from scripts.baselines.autodiff_scan import autodiff_scan
 
-__all__ = ["Job", "Size", "accumulate_job", "autodiff_job", "schedule_job", "stage_jobs"]
+__all__ = ["Job", "Size", "accumulate_job", "autodiff_job", "autodiff_step", "schedule_job", "stage_jobs"]
 
 PyTree = Any
 
@@ -82,6 +85,27 @@ def autodiff_job(size: Size, microbatches: int, *, remat: str = "none", unroll: 
     function = autodiff_scan(Decoder(size.model), size.mesh, remat=remat, unroll=unroll)
     params = {"shared": params["shared"], "layers": staged}
     return Job(function, (_over_pipe(size, params), *_everywhere(size, (batch, scale))))
+
+
+def autodiff_step(assembly: Assembly, mesh: Mesh, *, unroll: bool = False) -> Step:
+    """The step of a configuration with its gradients by autodiff of a scan: one chunk a rank, remat none or full."""
+    step = Step(assembly, mesh)
+    config = assembly.config
+    shardings = step.shardings.params
+    gradients = autodiff_scan(
+        assembly.decoder, mesh, remat=config.pipeline.remat, unroll=unroll, batch_axes=BATCH_AXES
+    )
+
+    def value_and_grad(
+        params: PyTree, batch: Batch, scale: jax.Array, key: PyTree, rows: PyTree
+    ) -> tuple[jax.Array, PyTree]:
+        whole = params | {"layers": jax.tree.map(lambda a: a[:, 0], params["layers"])}
+        loss, grads = gradients(whole, batch, scale)
+        grads = grads | {"layers": jax.tree.map(lambda a: a[:, None], grads["layers"])}
+        return loss, jax.lax.with_sharding_constraint(grads, shardings)
+
+    step._gradients = value_and_grad  # type: ignore[assignment]
+    return step
 
 
 def accumulate_job(size: Size, microbatches: int, *, remat: str = "none", unroll: bool = True) -> Job:

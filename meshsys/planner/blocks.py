@@ -1,0 +1,118 @@
+"""What each action of a block multiplies, moves and holds, from its jaxpr.
+
+A block is the embedding ("first"), a layer ("layer") or the head ("last"), for one device's sequences and all of what
+`tensor` divides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from meshsys.assemble import Assembly, cut_blocks
+from meshsys.planner.flops import product_flops, product_traffic
+from meshsys.planner.working_set import working_set
+from models import SAVEABLE_NAMES, Batch, Decoder, ModelConfig
+from schedules.actions import Kind
+from schedules.backward import SplitBlock
+from schedules.remat import Remat
+
+__all__ = ["BLOCKS", "BlockAction", "block_actions"]
+
+PyTree = Any
+
+BLOCKS = ("first", "layer", "last")
+
+
+@dataclass(frozen=True, eq=False)
+class BlockAction:
+    """One action of one block.
+
+    Attributes:
+        function: with arguments of the shapes `arguments`: weights and context, what waits in slots, and what arrives.
+        arrives: leaves of the last, an activation or a gradient.
+    """
+
+    function: Callable
+    arguments: tuple
+    arrives: int
+
+    @cached_property
+    def flops(self) -> float:
+        return product_flops(self.function, *self.arguments)
+
+    @cached_property
+    def traffic(self) -> float:
+        """Bytes that its products read and write."""
+        return product_traffic(self.function, *self.arguments)
+
+    def peak(self, size: Callable[[Any], int]) -> int:
+        """Bytes in hand at the worst moment (`working_set`)."""
+        return working_set(self.function, *self.arguments, size=size, held=self.arrives)
+
+
+def block_actions(assembly: Assembly) -> Mapping[tuple[str, Kind], BlockAction]:
+    """F, I, W and B of each block, and R of layers where it is apart."""
+    config = assembly.config
+    remat = Remat.parse(config.pipeline.remat, SAVEABLE_NAMES)
+    apart = any(action.kind is Kind.R for action in assembly.schedule)
+    return _actions(config.model, assembly.split.x.shape[0], config.data.sequence_length, remat, apart)
+
+
+@lru_cache(maxsize=64)
+def _actions(
+    model: ModelConfig, sequences: int, length: int, remat: Remat, apart: bool
+) -> Mapping[tuple[str, Kind], BlockAction]:
+    decoder = Decoder(model)
+    blocks = cut_blocks(model, sequences, length, remat, apart)
+    key = jax.eval_shape(jax.random.key, 0)
+    params: Any = jax.eval_shape(lambda key: decoder.cast(decoder.init(key)), key)
+    layer = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params["layers"])
+    tokens: Any = jax.ShapeDtypeStruct((sequences, length), jnp.int32)
+    weights: Any = jax.ShapeDtypeStruct((sequences, length), jnp.float32)
+    batch = Batch(tokens, tokens, tokens, tokens, weights, jax.ShapeDtypeStruct((sequences,), jnp.int32))  # type: ignore
+    context = jax.eval_shape(decoder.prepare, batch, key)
+    number = jax.ShapeDtypeStruct((), jnp.int32)
+    scale = jax.ShapeDtypeStruct((), jnp.float32)
+    found: dict[tuple[str, Kind], BlockAction] = {}
+    for name, block, own, x, aux, dy in (
+        ("first", blocks.first, params["shared"], (), context, blocks.x),
+        ("layer", blocks.layer, layer, blocks.x, (context, number), blocks.x),
+        ("last", blocks.last, params["shared"], blocks.x, context, scale),
+    ):
+        found |= {(name, kind): action for kind, action in _of_block(block, own, x, aux, dy).items()}
+    return found
+
+
+def _of_block(block: SplitBlock, params: PyTree, x: PyTree, aux: PyTree, dy: PyTree) -> dict[Kind, BlockAction]:
+    def shapes(crossings: Any) -> list[Any]:
+        return [jax.ShapeDtypeStruct(crossing.aval.shape, crossing.aval.dtype) for crossing in crossings]
+
+    def input_gradient(params: PyTree, aux: PyTree, left: list, again: list, dy: PyTree) -> PyTree:
+        return block.input_gradient(params, aux, left, dy, again)
+
+    def weight_gradient(params: PyTree, aux: PyTree, left: list, again: list, stash: list, _: PyTree) -> PyTree:
+        return block.weight_gradient(params, aux, left, stash, again)
+
+    def backward(params: PyTree, aux: PyTree, left: list, again: list, dy: PyTree) -> PyTree:
+        dx, stash = block.input_gradient(params, aux, left, dy, again)
+        return dx, block.weight_gradient(params, aux, left, stash, again)
+
+    left, again, stash = shapes(block.residuals), shapes(block.recomputed), shapes(block.stash)
+    def action(function: Callable, *waiting: PyTree, arrives: PyTree = ()) -> BlockAction:
+        return BlockAction(function, (params, aux, *waiting, arrives), len(jax.tree.leaves(arrives)))
+
+    found = {
+        Kind.F: action(lambda params, aux, x: block.forward(params, x, aux), arrives=x),
+        Kind.I: action(input_gradient, left, again, arrives=dy),
+        Kind.W: action(weight_gradient, left, again, stash),
+        Kind.B: action(backward, left, again, arrives=dy),
+    }
+    if again:
+        found[Kind.R] = action(lambda params, aux, left, _: block.recompute(params, aux, left), left)
+    return found

@@ -1,0 +1,113 @@
+"""The step of a Llama of a billion parameters, compiled ahead of time for TPU slices; no TPU is needed, libtpu is.
+
+    python scripts/bench_aot.py [--json] [memory|pod ...]
+
+`memory`: temporaries of a device of v5p:4x4x4 (64 chips) against autodiff of a scan with the same model, mesh, batch,
+optimizer and compiler, both with full remat. `pod`: the time to compile for v5p:16x16x16 (4,096 chips). The figures are
+the TPU compiler's; the compile time is best taken on an idle machine. Exits with 1 if a target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import jax  # noqa: E402
+from jax.sharding import Mesh  # noqa: E402
+
+from meshsys.assemble import Assembly, assemble  # noqa: E402
+from meshsys.config import load_config  # noqa: E402
+from meshsys.mesh import make_mesh  # noqa: E402
+from meshsys.planner.compile import devices_of  # noqa: E402
+from meshsys.step import Step  # noqa: E402
+from scripts.baselines.jobs import autodiff_step  # noqa: E402
+
+CONFIG = Path(__file__).resolve().parents[1] / "configs" / "llama_1b_v5p.yaml"
+POD = (
+    "mesh.topology=v5p:16x16x16", "mesh.axes={pipe: 16, data: 4, fsdp: 16, tensor: 4}",
+    "data.batch_size=2048", "pipeline.microbatches=32",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """One number; `at_most` is its target, None where it only explains another."""
+
+    what: str
+    value: float
+    unit: str
+    at_most: float | None = None
+
+    @property
+    def met(self) -> bool:
+        return self.at_most is None or self.value <= self.at_most
+
+
+def memory() -> Iterator[Row]:
+    """Temporaries of the step against those of autodiff of a scan."""
+    for microbatches, target in ((32, 0.6), (128, 0.35)):
+        assembly, mesh = _on_mesh(f"pipeline.microbatches={microbatches}", f"data.batch_size={4 * microbatches}")
+        figures = {}
+        for what, step in (
+            ("1f1b", Step(assembly, mesh)),
+            ("autodiff of a scan", autodiff_step(assembly, mesh)),
+        ):
+            started = time.perf_counter()
+            figures[what] = step.lower().compile().memory_analysis().temp_size_in_bytes / 2**20
+            yield Row(f"{what}, M={microbatches}: temporaries", figures[what], "MiB")
+            yield Row("  to lower and compile", time.perf_counter() - started, "s")
+        ours, baseline = figures.values()
+        yield Row("  1f1b over autodiff of a scan", ours / baseline, "x", target)
+
+
+def pod() -> Iterator[Row]:
+    """4,096 chips: from configuration to executable."""
+    started = time.perf_counter()
+    assembly, mesh = _on_mesh(*POD)
+    compiled = Step(assembly, mesh).lower().compile()
+    seconds = time.perf_counter() - started
+    yield Row("1f1b on 4,096 chips: temporaries", compiled.memory_analysis().temp_size_in_bytes / 2**20, "MiB")
+    yield Row("1f1b on 4,096 chips: configuration to executable", seconds, "s", 120)
+
+
+def _on_mesh(*overrides: str) -> tuple[Assembly, Mesh]:
+    assembly = assemble(load_config(CONFIG, overrides))
+    return assembly, make_mesh(assembly.placement, devices_of(assembly.placement.topology))
+
+
+BENCHMARKS = {"memory": memory, "pod": pod}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("benchmarks", nargs="*", metavar="memory|pod")
+    parser.add_argument("--json", action="store_true", help="one JSON object, {benchmark: rows}")
+    arguments = parser.parse_args()
+    jax.config.update("jax_enable_compilation_cache", False)
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name in arguments.benchmarks or BENCHMARKS:
+        found[name] = []
+        for row in BENCHMARKS[name]():
+            found[name].append(asdict(row) | {"met": row.met})
+            if not arguments.json:
+                target = "" if row.at_most is None else f"  target {row.at_most:g}: {'pass' if row.met else 'FAIL'}"
+                print(f"{row.what:52}{row.value:10.3f} {row.unit}{target}", flush=True)
+        gc.collect()
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+    return 0 if all(row["met"] for rows in found.values() for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
