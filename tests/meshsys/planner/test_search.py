@@ -31,8 +31,8 @@ def config(topology: str = "v5p:2x2x1", model: dict | None = None, batch_size: i
 def few():
     """A short table will do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("meshsys.planner.search._ENOUGH", 4)
-        patch.setattr("meshsys.planner.search._MOST_TRIED", 6)
+        patch.setattr("meshsys.planner.choose._ENOUGH", 4)
+        patch.setattr("meshsys.planner.choose._MOST_TRIED", 6)
         yield
 
 
@@ -95,7 +95,7 @@ def test_nothing_fits(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("asked", "words"),
-    [(config("2x2"), "names no TPU generation.*v5p:4x4x4"), (config("v5p:2x2x1", batch_size=3), "data.batch_size=3")],
+    [(config("2x2"), "names no TPU generation.*v5p:4x4x4"), (config("v5p:4x4x4", batch_size=3), "data.batch_size=3")],
 )
 def test_what_cannot_be_searched(asked, words):
     with pytest.raises(ConfigError, match=words):
