@@ -24,7 +24,7 @@ __all__ = ["make_plan", "plan_of"]
 _PREDICTIONS = (
     "schedule.bubble_fraction: times are pipeline.costs; if null, F, I and W take one unit each, and B two",
     "residuals and stash, tensor: heads, d_ff and vocabulary are taken to be divided, the rest to be whole",
-    "memory.workspace: what is alive at once in one action of one block, if XLA fuses all but products and reductions",
+    "memory.workspace: the most that one action has in hand if XLA fuses all but products and reductions",
 )
 
 

@@ -39,7 +39,8 @@ def test_json_reads_back():
     found = json.loads(plan.to_json())
     assert list(found) == [
         "run", "parameters", "mesh", "stages", "schedule", "batch", "remat", "fsdp_gather",
-        "residuals", "recomputed", "stash", "memory", "ranks", "predictions", "compiled",
+        "residuals", "recomputed", "stash", "memory", "ranks", "predictions", "estimate",
+        "compiled",
     ]  # fmt: skip
     with pytest.raises(ValueError, match="Plan"):
         Plan.from_json("{}")
