@@ -51,7 +51,7 @@ def assign_ticks(schedule: Schedule) -> dict[Action, int]:
     return dict(_assigned(schedule))
 
 
-@lru_cache(maxsize=4)  # a schedule is checked, simulated and laid out, one after the other
+@lru_cache(maxsize=1)  # a schedule is checked, simulated and laid out, one after the other
 def _assigned(schedule: Schedule) -> dict[Action, int]:
     fused = fused_backwards(schedule)
     holds = dict(schedule.holds)
