@@ -8,4 +8,5 @@ scripts/setup.sh test
 python=.venv/bin/python
 "$python" -m ruff check .
 "$python" -m mypy
-exec "$python" -m pytest "$@"
+# XLA compiles on one core, and compiling is most of the work.
+exec "$python" -m pytest -n auto --dist worksteal "$@"
