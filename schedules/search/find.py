@@ -33,6 +33,7 @@ _SECONDS_PER_CELL = 1.2e-5
 _SECONDS_PER_ACTION = 1.2e-5
 _SECONDS_PER_CHOICE = 1.2e-6
 _FEWEST_TEMPERS, _MOST_TEMPERS = 6, 1000
+_MOST_RANKS = 8  # of the exhaustive search, whose choices double with each
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,9 @@ def _prove(question: Question, shapes: list[Shape], best: _Found) -> tuple[_Foun
     """The best there is, as far as an exact method gets; whether that is proved; and what the user should know."""
     in_step = question.timing == "lockstep"
     if in_step and question.chunks == 1:
-        effort = int(question.seconds / 3 / (question.stages * _SECONDS_PER_CHOICE)) if question.ranks <= 8 else 0
+        if question.ranks > _MOST_RANKS:
+            return best, False, None
+        effort = int(question.seconds / 3 / (question.stages * _SECONDS_PER_CHOICE))
         table, closed = lockstep_exhaustive(shapes[0], effort, best[2].makespan)
         if table is not None:
             schedule = _from_table(shapes[0], table)
@@ -128,7 +131,7 @@ def _candidates(question: Question, shapes: list[Shape], bound: float) -> Iterat
     if question.timing == "lockstep":
         yield from (("beam", schedule) for schedule in _in_step(question, shapes, question.seconds, bound))
     else:
-        yield from _running_free(question, shapes)
+        yield from _running_free(question, shapes, bound)
 
 
 def _in_step(question: Question, shapes: list[Shape], seconds: float, bound: float) -> Iterator[Schedule]:
@@ -148,13 +151,17 @@ def _in_step(question: Question, shapes: list[Shape], seconds: float, bound: flo
             yield _from_table(shape, table)
 
 
-def _running_free(question: Question, shapes: list[Shape]) -> Iterator[tuple[str, Schedule]]:
+def _running_free(question: Question, shapes: list[Shape], bound: float) -> Iterator[tuple[str, Schedule]]:
     """Greedy orders, and those of lock step, which plan further ahead where memory is short."""
     actions = 3 * question.stages * question.microbatches
     draws = int(question.seconds / 2 / len(shapes) / (actions * _SECONDS_PER_ACTION))
     for shape in shapes:
         tried = islice(tempers(shape, question.seed), max(min(draws, _MOST_TEMPERS), _FEWEST_TEMPERS))
-        makespan, word = min((greedy(shape, temper) for temper in tried), key=lambda found: found[0])
+        makespan, word = math.inf, np.zeros((shape.P, 0), int)
+        for temper in tried:
+            makespan, word = min((makespan, word), greedy(shape, temper), key=lambda found: found[0])
+            if makespan <= bound + _NEAR:
+                break
         if makespan < math.inf:
             yield "greedy", _from_words(shape, word)
     for schedule in _in_step(question, shapes, question.seconds / 2, -math.inf):
@@ -176,7 +183,7 @@ def _from_table(shape: Shape, table: Table) -> Schedule:
     holds = []
     for row in schedule.actions:
         for before, action in zip((None, *row), row, strict=False):
-            earlier = [ticks[need] for need in needs(action, schedule)]
+            earlier = [ticks[need] for need in needs(action, schedule, frozenset())]
             earlier += [] if before is None else [ticks[before]]
             if ticks[action] > 1 + max(earlier, default=-1):
                 holds.append((action, ticks[action]))

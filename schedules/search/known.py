@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from schedules import families
@@ -10,22 +11,15 @@ from schedules.search.question import Question
 
 __all__ = ["known_schedules"]
 
-# Those that compute a plain gradient in one pipeline.
-_NAMES = (
-    "gpipe", "looped_bfs", "1f1b", "eager_1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zbv", "v_half", "v_min",
-    "dualpipe_v", "kfkb", "cross_region", "ud", "wave",
-)  # fmt: skip
-
 _GROUPS = (2, 3, 4)
 
 
 def known_schedules(question: Question) -> Iterator[Schedule]:
     """The families for these numbers, with I and W apart, whatever they hold; and one microbatch after another."""
     for name in families.names():
-        if name not in _NAMES:
-            continue
         options = families.describe(name).options
         costs = question.costs if "costs" in options else None
+        cap = question.memory_cap if "memory_cap" in options and question.memory_cap < math.inf else None
         for group in _GROUPS if "group" in options else (None,):
             try:
                 schedule = families.make(
@@ -35,10 +29,12 @@ def known_schedules(question: Question) -> Iterator[Schedule]:
                     chunks=question.chunks,
                     group=group,
                     costs=costs,
+                    memory_cap=cap,
                 )
             except ScheduleError:
                 continue  # not for these numbers
-            yield split_backward(schedule)
+            if schedule.pipelines == 1:  # costs and memory of a second pipeline's stages are not in the question
+                yield split_backward(schedule)
     yield _one_by_one(question)
 
 

@@ -112,6 +112,11 @@ def test_without_the_solver_a_line_says_so(monkeypatch):
     assert not answer.optimal and "pip install 'meshsys[search]'" in answer.note and "\n" not in answer.note
 
 
+def test_many_ranks():
+    answer = search(Question(40, 3, UNEVEN, 40, seconds=0.1))
+    assert answer.makespan <= simulate(make("zb_h1", ranks=40, microbatches=3), UNEVEN).makespan
+
+
 def test_never_worse_than_a_family():
     costs = Costs(send=0.5)
     for timing in ("lockstep", "asynchronous"):
