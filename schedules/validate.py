@@ -24,7 +24,6 @@ def validate(schedule: Schedule, *, microbatches: int | None = None) -> None:
     _check_placement(schedule)
     where = _check_duplicates(schedule)
     (_check_stream if schedule.period else _check_complete)(schedule, microbatches)
-    recomputing_stages(schedule)
     _check_holds(schedule, where)
     try:
         assign_ticks(schedule)
@@ -32,6 +31,7 @@ def validate(schedule: Schedule, *, microbatches: int | None = None) -> None:
         _check_order(schedule, where)  # has the better words for a rank whose own order is wrong
         raise
     _check_recomputes(schedule, where)
+    recomputing_stages(schedule)
 
 
 def live(schedule: Schedule) -> tuple[int, ...]:
