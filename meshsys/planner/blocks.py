@@ -36,11 +36,13 @@ class BlockAction:
     Attributes:
         function: with arguments of the shapes `arguments`: weights and context, what waits in slots, and what arrives.
         arrives: leaves of the last, an activation or a gradient.
+        leaves: how many of its last results go to slots.
     """
 
     function: Callable
     arguments: tuple
     arrives: int
+    leaves: int
 
     @cached_property
     def flops(self) -> float:
@@ -51,9 +53,10 @@ class BlockAction:
         """Bytes that its products read and write."""
         return product_traffic(self.function, *self.arguments)
 
-    def peak(self, size: Callable[[Any], int]) -> int:
-        """Bytes in hand at the worst moment (`working_set`)."""
-        return working_set(self.function, *self.arguments, size=size, held=self.arrives)
+    def peak(self, size: Callable[[Any], int], *, in_place: bool) -> int:
+        """Bytes in hand at the worst moment (`working_set`); `in_place`: what goes to slots is made there."""
+        elsewhere = self.leaves if in_place else 0
+        return working_set(self.function, *self.arguments, size=size, held=self.arrives, elsewhere=elsewhere)
 
 
 def block_actions(assembly: Assembly) -> Mapping[tuple[str, Kind], BlockAction]:
@@ -104,15 +107,16 @@ def _of_block(block: SplitBlock, params: PyTree, x: PyTree, aux: PyTree, dy: PyT
         return dx, block.weight_gradient(params, aux, left, stash, again)
 
     left, again, stash = shapes(block.residuals), shapes(block.recomputed), shapes(block.stash)
-    def action(function: Callable, *waiting: PyTree, arrives: PyTree = ()) -> BlockAction:
-        return BlockAction(function, (params, aux, *waiting, arrives), len(jax.tree.leaves(arrives)))
+    def action(function: Callable, *waiting: PyTree, arrives: PyTree = (), leaves: int = 0) -> BlockAction:
+        return BlockAction(function, (params, aux, *waiting, arrives), len(jax.tree.leaves(arrives)), leaves)
 
     found = {
-        Kind.F: action(lambda params, aux, x: block.forward(params, x, aux), arrives=x),
-        Kind.I: action(input_gradient, left, again, arrives=dy),
+        Kind.F: action(lambda params, aux, x: block.forward(params, x, aux), arrives=x, leaves=len(left)),
+        Kind.I: action(input_gradient, left, again, arrives=dy, leaves=len(stash)),
         Kind.W: action(weight_gradient, left, again, stash),
         Kind.B: action(backward, left, again, arrives=dy),
     }
     if again:
-        found[Kind.R] = action(lambda params, aux, left, _: block.recompute(params, aux, left), left)
+        recompute = action(lambda params, aux, left, _: block.recompute(params, aux, left), left, leaves=len(again))
+        found[Kind.R] = recompute
     return found

@@ -171,7 +171,10 @@ def _workspace(assembly: Assembly) -> int:
         return aval.size * aval.dtype.itemsize // _tensor_parts(aval.shape, model, tensor)
 
     kinds = {action.kind for action in assembly.schedule}
-    return max(action.peak(size) for (_, kind), action in block_actions(assembly).items() if kind in kinds)
+    # A TPU's products write into a slot; on CPU they are calls to a library, and a copy follows.
+    in_place = bool(assembly.placement.topology.generation)
+    actions = block_actions(assembly).items()
+    return max(action.peak(size, in_place=in_place) for (_, kind), action in actions if kind in kinds)
 
 
 def _transfers(assembly: Assembly) -> int:

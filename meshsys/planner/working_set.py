@@ -25,19 +25,24 @@ _FUSED = frozenset(
 )
 
 
-def working_set(function: Callable, *args: Any, size: Callable[[Any], int], held: int = 0) -> int:
+def working_set(
+    function: Callable, *args: Any, size: Callable[[Any], int], held: int = 0, elsewhere: int = 0
+) -> int:
     """Bytes at the worst moment, of what the function computes and of its last `held` argument leaves.
 
     Args:
         args: arrays or `jax.ShapeDtypeStruct`s.
         size: bytes of a value, given its shape and dtype.
         held: how many of the last argument leaves count, until they are last read. The others are in memory anyway.
+        elsewhere: how many of the last results are made where they stay, and do not count.
     """
     closed = jax.make_jaxpr(function)(*args)
     equations, outputs = _flat(closed.jaxpr, {})
     given = closed.jaxpr.invars
     counted = set(given[len(given) - held :])
-    return _peak(equations, counted, set(given), [v for v in outputs if _is_variable(v)], size)
+    away = {variable for variable in outputs[len(outputs) - elsewhere :] if _is_variable(variable)}
+    results = [variable for variable in outputs if _is_variable(variable)]
+    return _peak(equations, counted, set(given), results, lambda v: 0 if v in away else size(v.aval))
 
 
 def _flat(jaxpr: Any, names: dict[Any, Any]) -> tuple[list[tuple[Any, list, list]], list]:
@@ -91,15 +96,15 @@ def _peak(
         for source in sources.get(variable, ()):
             last[source] = len(steps)
     counted = given | {variable for stored, _ in steps for variable in stored}
-    live = sum(size(v.aval) for v in given if v in last)
+    live = sum(size(v) for v in given if v in last)
     peak = live
     ends: dict[int, list] = {}
     for variable, place in last.items():
         ends.setdefault(place, []).append(variable)
     for place, (stored, _) in enumerate(steps):
-        live += sum(size(variable.aval) for variable in stored)
+        live += sum(map(size, stored))
         peak = max(peak, live)
-        live -= sum(size(variable.aval) for variable in ends.get(place, ()) if variable in counted)
+        live -= sum(size(variable) for variable in ends.get(place, ()) if variable in counted)
     return peak
 
 
