@@ -36,13 +36,13 @@ class BlockAction:
     Attributes:
         function: with arguments of the shapes `arguments`: weights and context, what waits in slots, and what arrives.
         arrives: leaves of the last, an activation or a gradient.
-        leaves: how many of its last results go to slots.
+        hands_on: how many of its first results go to another rank; the others go to slots, or are added to gradients.
     """
 
     function: Callable
     arguments: tuple
     arrives: int
-    leaves: int
+    hands_on: int
 
     @cached_property
     def flops(self) -> float:
@@ -54,9 +54,9 @@ class BlockAction:
         return product_traffic(self.function, *self.arguments)
 
     def peak(self, size: Callable[[Any], int], *, in_place: bool) -> int:
-        """Bytes in hand at the worst moment (`working_set`); `in_place`: what goes to slots is made there."""
-        elsewhere = self.leaves if in_place else 0
-        return working_set(self.function, *self.arguments, size=size, held=self.arrives, elsewhere=elsewhere)
+        """Bytes in hand at the worst moment; `in_place`: what is not handed on is made where it stays."""
+        kept = self.hands_on if in_place else None
+        return working_set(self.function, *self.arguments, size=size, held=self.arrives, kept=kept)
 
 
 def block_actions(assembly: Assembly) -> Mapping[tuple[str, Kind], BlockAction]:
@@ -107,16 +107,17 @@ def _of_block(block: SplitBlock, params: PyTree, x: PyTree, aux: PyTree, dy: PyT
         return dx, block.weight_gradient(params, aux, left, stash, again)
 
     left, again, stash = shapes(block.residuals), shapes(block.recomputed), shapes(block.stash)
-    def action(function: Callable, *waiting: PyTree, arrives: PyTree = (), leaves: int = 0) -> BlockAction:
-        return BlockAction(function, (params, aux, *waiting, arrives), len(jax.tree.leaves(arrives)), leaves)
+
+    def action(function: Callable, *waiting: PyTree, arrives: PyTree = (), hands_on: PyTree = ()) -> BlockAction:
+        counts = (len(jax.tree.leaves(tree)) for tree in (arrives, hands_on))
+        return BlockAction(function, (params, aux, *waiting, arrives), *counts)
 
     found = {
-        Kind.F: action(lambda params, aux, x: block.forward(params, x, aux), arrives=x, leaves=len(left)),
-        Kind.I: action(input_gradient, left, again, arrives=dy, leaves=len(stash)),
+        Kind.F: action(lambda params, aux, x: block.forward(params, x, aux), arrives=x, hands_on=dy),
+        Kind.I: action(input_gradient, left, again, arrives=dy, hands_on=x),
         Kind.W: action(weight_gradient, left, again, stash),
-        Kind.B: action(backward, left, again, arrives=dy),
+        Kind.B: action(backward, left, again, arrives=dy, hands_on=x),
     }
     if again:
-        recompute = action(lambda params, aux, left, _: block.recompute(params, aux, left), left, leaves=len(again))
-        found[Kind.R] = recompute
+        found[Kind.R] = action(lambda params, aux, left, _: block.recompute(params, aux, left), left)
     return found

@@ -86,9 +86,9 @@ def _tensor_parts(shape: tuple[int, ...], model: ModelConfig, tensor: int) -> in
     """Into how many parts XLA is expected to divide a value; what could be either counts as whole."""
     if len(shape) >= 4:  # only what has heads has so many dimensions
         return tensor if model.num_kv_heads % tensor == 0 else 1
-    wide = shape[-1] if len(shape) == 3 else 0
     divided = (model.d_ff, model.vocab_size) if model.vocab_size % tensor == 0 else (model.d_ff,)
-    return tensor if wide in divided and wide != model.d_model else 1
+    wide = shape if len(shape) == 2 else shape[-1:] if len(shape) == 3 else ()
+    return tensor if any(side in divided and side != model.d_model for side in wide) else 1
 
 
 # --- On each device -------------------------------------------------------------------------------------------
@@ -164,17 +164,18 @@ def _bytes(tree: PyTree, specs: PyTree, axes: Mapping[str, int], least: int = 1)
 
 
 def _workspace(assembly: Assembly) -> int:
-    """The most that one action of one block has in hand."""
+    """The most that one action of one block has in hand, beyond what a TPU core's own memory holds."""
     model, tensor = assembly.config.model, assembly.axes["tensor"]
 
     def size(aval: Any) -> int:
         return aval.size * aval.dtype.itemsize // _tensor_parts(aval.shape, model, tensor)
 
     kinds = {action.kind for action in assembly.schedule}
-    # A TPU's products write into a slot; on CPU they are calls to a library, and a copy follows.
-    in_place = bool(assembly.placement.topology.generation)
+    # A TPU's products write into a slot, or add to a gradient; on CPU they are calls to a library, and a copy follows.
+    chip = assembly.placement.topology.chip
     actions = block_actions(assembly).items()
-    return max(action.peak(size, in_place=in_place) for (_, kind), action in actions if kind in kinds)
+    most = max(action.peak(size, in_place=chip is not None) for (_, kind), action in actions if kind in kinds)
+    return max(0, most - int(chip.vmem)) if chip else most
 
 
 def _transfers(assembly: Assembly) -> int:

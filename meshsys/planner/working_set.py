@@ -26,7 +26,7 @@ _FUSED = frozenset(
 
 
 def working_set(
-    function: Callable, *args: Any, size: Callable[[Any], int], held: int = 0, elsewhere: int = 0
+    function: Callable, *args: Any, size: Callable[[Any], int], held: int = 0, kept: int | None = None
 ) -> int:
     """Bytes at the worst moment, of what the function computes and of its last `held` argument leaves.
 
@@ -34,13 +34,13 @@ def working_set(
         args: arrays or `jax.ShapeDtypeStruct`s.
         size: bytes of a value, given its shape and dtype.
         held: how many of the last argument leaves count, until they are last read. The others are in memory anyway.
-        elsewhere: how many of the last results are made where they stay, and do not count.
+        kept: how many of the first results count, all if None. The others are made where they stay.
     """
     closed = jax.make_jaxpr(function)(*args)
     equations, outputs = _flat(closed.jaxpr, {})
     given = closed.jaxpr.invars
     counted = set(given[len(given) - held :])
-    away = {variable for variable in outputs[len(outputs) - elsewhere :] if _is_variable(variable)}
+    away = {variable for variable in outputs[len(outputs) if kept is None else kept :] if _is_variable(variable)}
     results = [variable for variable in outputs if _is_variable(variable)]
     return _peak(equations, counted, set(given), results, lambda v: 0 if v in away else size(v.aval))
 

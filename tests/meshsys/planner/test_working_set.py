@@ -45,7 +45,7 @@ def test_what_is_kept_to_the_end():
 
     # y, the tanh that the product reads, and its result, which may be where it stays.
     assert working_set(both, struct(8, 8), struct(4, 8), size=size) == 3 * 4 * 4 * 8
-    assert working_set(both, struct(8, 8), struct(4, 8), size=size, elsewhere=1) == 2 * 4 * 4 * 8
+    assert working_set(both, struct(8, 8), struct(4, 8), size=size, kept=1) == 2 * 4 * 4 * 8
 
 
 def test_calls_are_looked_into():
