@@ -11,28 +11,28 @@ import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from meshsys.config import Config
 from meshsys.cost_file import read_costs
 from meshsys.data import Tokenizer, check_source, load_tokenizer
 from meshsys.errors import ConfigError
+from meshsys.inputs import abstract_batch, abstract_layer, abstract_params
 from meshsys.searched import searched
 from meshsys.sharding import BATCH_AXES
 from meshsys.torus import Placement, Topology, TopologyError, place
-from models import SAVEABLE_NAMES, Batch, Decoder, ModelConfig
+from models import SAVEABLE_NAMES, Decoder, ModelConfig
 from schedules import families
 from schedules.actions import Schedule, ScheduleError, from_csv, split_backward
 from schedules.costs import Costs
-from schedules.program import PipelineModel, Program, SplitModel, split_model
+from schedules.pipeline_model import PipelineModel, SplitModel, split_model
+from schedules.program import Program
 from schedules.recompute import add_recompute
 from schedules.remat import Remat
 from schedules.validate import recomputing_stages, validate
 
-__all__ = ["Assembly", "assemble", "cut_blocks", "split_blocks"]
+__all__ = ["Assembly", "assemble", "cut_blocks", "pipeline_model", "split_blocks"]
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def assemble(config: Config, *, poison: bool = False) -> Assembly:
     schedule = _schedule(config, costs, found)
     _check_costs(config, schedule, costs)
     decoder = Decoder(config.model)
-    model = _pipeline_model(decoder)
+    model = pipeline_model(decoder)
     remat = _remat(config)
     split = split_blocks(config, remat, apart=bool(recomputing_stages(schedule)))
     _check_remat(config, remat, split)
@@ -253,17 +253,13 @@ def split_blocks(config: Config, remat: Remat, *, apart: bool = False) -> SplitM
 def cut_blocks(model: ModelConfig, sequences: int, length: int, remat: Remat, apart: bool = False) -> SplitModel:
     """The blocks' backwards, cut under a policy, for `sequences` of `length` tokens."""
     decoder = Decoder(model)
-    tokens: Any = jax.ShapeDtypeStruct((sequences, length), jnp.int32)
-    weights: Any = jax.ShapeDtypeStruct((sequences, length), jnp.float32)
-    sequence: Any = jax.ShapeDtypeStruct((sequences,), jnp.int32)
-    batch = Batch(tokens, tokens, tokens, tokens, weights, sequence)
-    key = jax.eval_shape(jax.random.key, 0)
-    params: Any = jax.eval_shape(lambda key: decoder.cast(decoder.init(key)), key)
-    layer = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params["layers"])
-    return split_model(_pipeline_model(decoder), layer, params["shared"], batch, key, remat, apart=apart)
+    params, key = abstract_params(decoder), jax.eval_shape(jax.random.key, 0)
+    layer, batch = abstract_layer(params), abstract_batch(sequences, length)
+    return split_model(pipeline_model(decoder), layer, params["shared"], batch, key, remat, apart=apart)
 
 
-def _pipeline_model(decoder: Decoder) -> PipelineModel:
+def pipeline_model(decoder: Decoder) -> PipelineModel:
+    """The decoder as a schedule's program needs it."""
     blocks = (decoder.prepare, decoder.embed, decoder.layer, decoder.head, decoder.embed_part, decoder.head_part)
     return PipelineModel(*blocks)
 

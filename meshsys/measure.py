@@ -16,15 +16,16 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshsys.assemble import Assembly
+from meshsys.inputs import abstract_params, random_batch
 from meshsys.sharding import BATCH_AXES
 from meshsys.stage_actions import StageActions
 from models import Batch
 from schedules.costs import Costs
+from schedules.stages import StageKind
 
 __all__ = ["Measured", "measure", "send_seconds"]
 
 PyTree = Any
-StageKind = tuple[bool, int, bool]  # (has the embedding, number of layers, has the head)
 
 _KINDS = ("F", "R", "I", "W", "B")
 _SAMPLE = 5e-3  # seconds that a sample takes at least; a shorter one is mostly the call itself
@@ -99,10 +100,12 @@ def measure(assembly: Assembly, rounds: int = 7) -> Measured:
         for first, count, last in layout.kinds()[: assembly.schedule.depth]
     )
     random = np.random.default_rng(0)
-    shapes = jax.eval_shape(lambda key: assembly.decoder.cast(assembly.decoder.init(key)), jax.random.key(0))
+    shapes = abstract_params(assembly.decoder)
     # Any values of a sane size do; compiling the initialisers would take longer than much of the rest.
     params = jax.tree.map(lambda a: jnp.asarray(0.02 * random.standard_normal(a.shape, np.float32), a.dtype), shapes)
-    batch = _batch(assembly, random)
+    shares = math.prod(assembly.axes[axis] for axis in BATCH_AXES)
+    config = assembly.config
+    batch = random_batch(config.model.vocab_size, assembly.microbatch_size // shares, config.data.sequence_length)
     seconds: dict[StageKind, dict[str, float]] = {}
     flops: dict[StageKind, dict[str, float | None]] = {}
     calls: dict[tuple[StageKind, str], Callable[[], PyTree]] = {}
@@ -122,17 +125,6 @@ def measure(assembly: Assembly, rounds: int = 7) -> Measured:
         notes.append(f"matrices are whole: tensor={assembly.axes['tensor']} devices would share them")
     device = jax.devices()[0]
     return Measured(kinds, seconds, flops, send, tuple(notes), f"{device.platform} {device.device_kind}")
-
-
-def _batch(assembly: Assembly, random: np.random.Generator) -> Batch:
-    config = assembly.config
-    shares = math.prod(assembly.axes[axis] for axis in BATCH_AXES)
-    shape = assembly.microbatch_size // shares, config.data.sequence_length
-    tokens, targets = jnp.asarray(random.integers(0, config.model.vocab_size, (2, *shape), np.int32))
-    positions = jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.int32), shape)
-    return Batch(
-        tokens, targets, positions, jnp.ones(shape, jnp.int32), jnp.ones(shape), jnp.arange(shape[0], dtype=jnp.int32)
-    )
 
 
 def _calls(

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from schedules.backward import SplitBlock
-from schedules.program import PipelineModel, SplitModel
+from schedules.pipeline_model import PipelineModel, SplitModel
 
 __all__ = ["Job", "StageActions"]
 

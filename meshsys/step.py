@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshsys import data
 from meshsys.assemble import Assembly
+from meshsys.inputs import abstract_batch
 from meshsys.optimizer import learning_rate, make_optimizer
 from meshsys.sharding import BATCH_AXES, canonical_specs, named, training_specs
 from models import Batch
@@ -60,9 +61,13 @@ class Step:
 
     Nothing is put on a device before the first step is taken, so a mesh of devices that are not there
     (`jax.experimental.topologies`) will do for `lower`.
+
+    Args:
+        gradients: what computes loss and gradients in place of the assembly's program, a function as
+            `Program.value_and_grad` returns it.
     """
 
-    def __init__(self, assembly: Assembly, mesh: Mesh):
+    def __init__(self, assembly: Assembly, mesh: Mesh, gradients: Callable | None = None):
         self.assembly, self.mesh = assembly, mesh
         config = assembly.config
         self._optimizer = make_optimizer(config.train)
@@ -88,11 +93,13 @@ class Step:
             self._in_flight: Batch | None = None
             self._carry_sharding = NamedSharding(mesh, PartitionSpec(("pipe", *BATCH_AXES)))
             self._start = jax.jit(self._on_both(start), out_shardings=self._carry_sharding)
-            gradients = replicated, named(mesh, self._specs), self._carry_sharding
-            self._run = jax.jit(self._on_both(run), donate_argnums=4, out_shardings=gradients)
+            results = replicated, named(mesh, self._specs), self._carry_sharding
+            self._run = jax.jit(self._on_both(run), donate_argnums=4, out_shardings=results)
             self._optimize = jax.jit(self._update, donate_argnums=0, out_shardings=(self.shardings, replicated))
         else:
-            self._gradients = assembly.program.value_and_grad(assembly.model, mesh, self._specs, **options)
+            self._gradients = gradients or assembly.program.value_and_grad(
+                assembly.model, mesh, self._specs, **options
+            )
             self._run = jax.jit(self._step, donate_argnums=0, out_shardings=(self.shardings, replicated))
 
     # --- State ----------------------------------------------------------------------------------------------
@@ -192,14 +199,8 @@ class Step:
         state = jax.eval_shape(lambda params: self._new_state(self._staged(params)), self._canonical_shapes.params)
         state = _structs(state, self.shardings)
         config = self.assembly.config
-        shape = (config.pipeline.microbatches, self.assembly.microbatch_size)
-
-        def struct(dtype: Any, *rest: int) -> Any:
-            return jax.ShapeDtypeStruct((*shape, *rest), dtype, sharding=self._batch_sharding)
-
-        length = config.data.sequence_length
-        ints = struct(jnp.int32, length)
-        batch = Batch(ints, ints, ints, ints, struct(jnp.float32, length), struct(jnp.int32))
+        shape = config.pipeline.microbatches, self.assembly.microbatch_size, config.data.sequence_length
+        batch = abstract_batch(*shape, sharding=self._batch_sharding)
         rows = _structs(self.assembly.program.rows(), self._rows_sharding)
         if not self._streams:
             return state, batch, rows

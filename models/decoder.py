@@ -155,7 +155,7 @@ class Decoder:
     # --- Embedding and head over a part of the vocabulary ---------------------------------------------------
 
     # `part` has the vocabulary entries from index * V / count on, and adds up (`sum`) or compares (`max`) an array over
-    # all parts; see `schedules.program.Part`. Embedding and head in `shared` are those entries' shards.
+    # all parts; see `schedules.pipeline_model.Part`. Embedding and head in `shared` are those entries' shards.
 
     def embed_part(self, shared: PyTree, context: Context, part: Any) -> jax.Array:
         """[B, S, D]: zero where another part has the token; the parts add up to `embed`."""

@@ -31,6 +31,8 @@ import jax
 import jax.extend.core as jex
 import networkx as nx
 
+from schedules.actions import Kind
+
 __all__ = ["Crossing", "SplitBlock", "split"]
 
 PyTree = Any
@@ -72,6 +74,14 @@ class Crossing:
     for_input: bool
     for_weight: bool
     for_recompute: bool = False
+
+    def read_by(self, reader: Kind) -> bool:
+        return {Kind.R: self.for_recompute, Kind.I: self.for_input, Kind.W: self.for_weight}[reader]
+
+    @property
+    def until(self) -> Kind:
+        """The last action that reads it."""
+        return next(kind for kind in (Kind.W, Kind.I, Kind.R) if self.read_by(kind))
 
     @property
     def bytes(self) -> int:

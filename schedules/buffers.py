@@ -87,7 +87,7 @@ class Buffers:
             if key[:2] != (block, start):
                 continue
             for position, i in enumerate(self._waiting(key)):
-                if _reads(leaves[i], reader):
+                if leaves[i].read_by(reader):
                     values[i] = get(state["buffers"][key][position], slot, j)
                     places.append((key, position, j))
         return values, places
@@ -118,14 +118,7 @@ class Buffers:
         """Which of the values that the first action leaves have this lifetime."""
         block, start, end = key
         leaves = enumerate(self._leaves(block, start))
-        return [i for i, leaf in leaves if next(kind for kind in _LAST_FIRST if _reads(leaf, kind)) is end]
-
-
-_LAST_FIRST = (Kind.W, Kind.I, Kind.R)
-
-
-def _reads(leaf: Crossing, reader: Kind) -> bool:
-    return {Kind.R: leaf.for_recompute, Kind.I: leaf.for_input, Kind.W: leaf.for_weight}[reader]
+        return [i for i, leaf in leaves if leaf.until is end]
 
 
 def blank(shape: tuple[int, ...], like: Any, empty: float) -> jax.Array:

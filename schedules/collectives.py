@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-__all__ = ["gather", "is_spec", "manual_part", "reduce_gradient", "scatter", "sum_over", "without"]
+__all__ = ["gather", "is_spec", "manual_part", "reduce_gradient", "scatter", "sum_over"]
 
 
 def is_spec(leaf: Any) -> bool:
@@ -21,14 +21,11 @@ def manual_part(spec: PartitionSpec, manual: Sequence[str]) -> PartitionSpec:
     return PartitionSpec(*(names or None for names in kept))
 
 
-def without(spec: PartitionSpec, axis: str) -> PartitionSpec:
-    """The spec of an array that stays sharded over the axis."""
-    kept = (tuple(name for name in _names(entry) if name != axis) for entry in spec)
-    return PartitionSpec(*(names or None for names in kept))
-
-
-def gather(array: jax.Array, spec: PartitionSpec, skip: int = 0) -> jax.Array:
+def gather(array: jax.Array, spec: PartitionSpec, skip: int = 0, keep: Sequence[str] = ()) -> jax.Array:
     """Gathers every dimension that is sharded over manual axes; the spec starts at dimension `skip`.
+
+    Args:
+        keep: manual axes over which the array stays sharded.
 
     Axes that are left to XLA may be named in the spec too, and the array stays sharded over them. Where both divide a
     dimension the manual ones are the outer.
@@ -42,7 +39,7 @@ def gather(array: jax.Array, spec: PartitionSpec, skip: int = 0) -> jax.Array:
                 shard = _own(shard, where, others)
         return shard
 
-    return _each_shard(on_shard, array, spec, skip)
+    return _each_shard(on_shard, array, spec, skip, leave=keep)
 
 
 def scatter(array: jax.Array, spec: PartitionSpec, skip: int = 0) -> jax.Array:
@@ -56,16 +53,14 @@ def reduce_gradient(
     """Sums a gradient over the axes and leaves it sharded as its parameter is.
 
     Args:
-        done: axes over which it has been scattered already, if it is sharded over them.
+        done: axes over which it is a shard of the sum already, where it is sharded over them.
     """
     sharded = {name for entry in spec for name in _names(entry)}
 
     def on_shard(shard: jax.Array, dimensions: Sequence[_Dimension]) -> jax.Array:
-        if not sharded & set(done):
-            shard = _scatter(shard, dimensions)
-        return sum_over(shard, [name for name in axes if name not in sharded])
+        return sum_over(_scatter(shard, dimensions), [name for name in axes if name not in sharded])
 
-    return _each_shard(on_shard, array, spec, skip)
+    return _each_shard(on_shard, array, spec, skip, leave=done)
 
 
 # A dimension, the manual axes that divide it, and the others.
@@ -73,16 +68,20 @@ _Dimension = tuple[int, tuple[str, ...], tuple[str, ...]]
 
 
 def _each_shard(
-    function: Callable[[jax.Array, Sequence[_Dimension]], jax.Array], array: jax.Array, spec: PartitionSpec, skip: int
+    function: Callable[[jax.Array, Sequence[_Dimension]], jax.Array],
+    array: jax.Array,
+    spec: PartitionSpec,
+    skip: int,
+    leave: Sequence[str] = (),
 ) -> jax.Array:
-    """Runs collectives over manual axes on each shard of an array that XLA shards over others.
+    """Runs collectives over manual axes, `leave` apart, on each shard of an array that XLA shards over others.
 
     XLA's partitioner gathers an array over all other axes before a collective over manual ones, so here they are
     manual too.
     """
     mesh = jax.sharding.get_abstract_mesh()
     free = {name for name in mesh.axis_names if name not in mesh.manual_axes and mesh.shape[name] > 1}
-    manual = set(mesh.manual_axes)
+    manual = set(mesh.manual_axes) - set(leave)
     dimensions: list[_Dimension] = []
     for place, entry in enumerate(spec, skip):
         names = _names(entry)

@@ -16,7 +16,10 @@ import numpy as np
 
 from schedules.actions import Schedule
 
-__all__ = ["Borrowed", "StageLayout", "split_layers"]
+__all__ = ["Borrowed", "StageKind", "StageLayout", "split_layers"]
+
+StageKind = tuple[bool, int, bool]
+"""What a stage runs: whether it has the embedding, its number of layers, whether it has the head."""
 
 
 def split_layers(layers: int, stages: int) -> tuple[range, ...]:
@@ -133,8 +136,8 @@ class StageLayout:
         position = np.argsort(np.where(flat < 0, flat.size, flat), kind="stable")[: int((flat >= 0).sum())]
         return jax.tree.map(lambda array: array.reshape(flat.size, *array.shape[3:])[position], staged)
 
-    def kinds(self) -> Sequence[tuple[bool, int, bool]]:
-        """What each stage runs: (embedding?, number of layers, head?)."""
+    def kinds(self) -> Sequence[StageKind]:
+        """What each stage runs."""
         return [
             (stage % self.depth == 0, len(layers), stage % self.depth == self.depth - 1)
             for stage, layers in enumerate(self.layers)

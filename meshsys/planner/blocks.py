@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 
 from meshsys.assemble import Assembly, cut_blocks
+from meshsys.inputs import abstract_batch, abstract_layer, abstract_params
 from meshsys.planner.flops import product_flops, product_traffic
 from meshsys.planner.working_set import working_set
-from models import SAVEABLE_NAMES, Batch, Decoder, ModelConfig
+from models import SAVEABLE_NAMES, Decoder, ModelConfig
 from schedules.actions import Kind
 from schedules.backward import SplitBlock
 from schedules.remat import Remat
@@ -73,19 +74,14 @@ def _actions(
 ) -> Mapping[tuple[str, Kind], BlockAction]:
     decoder = Decoder(model)
     blocks = cut_blocks(model, sequences, length, remat, apart)
-    key = jax.eval_shape(jax.random.key, 0)
-    params: Any = jax.eval_shape(lambda key: decoder.cast(decoder.init(key)), key)
-    layer = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params["layers"])
-    tokens: Any = jax.ShapeDtypeStruct((sequences, length), jnp.int32)
-    weights: Any = jax.ShapeDtypeStruct((sequences, length), jnp.float32)
-    batch = Batch(tokens, tokens, tokens, tokens, weights, jax.ShapeDtypeStruct((sequences,), jnp.int32))  # type: ignore
-    context = jax.eval_shape(decoder.prepare, batch, key)
+    params, key = abstract_params(decoder), jax.eval_shape(jax.random.key, 0)
+    context = jax.eval_shape(decoder.prepare, abstract_batch(sequences, length), key)
     number = jax.ShapeDtypeStruct((), jnp.int32)
     scale = jax.ShapeDtypeStruct((), jnp.float32)
     found: dict[tuple[str, Kind], BlockAction] = {}
     for name, block, own, x, aux, dy in (
         ("first", blocks.first, params["shared"], (), context, blocks.x),
-        ("layer", blocks.layer, layer, blocks.x, (context, number), blocks.x),
+        ("layer", blocks.layer, abstract_layer(params), blocks.x, (context, number), blocks.x),
         ("last", blocks.last, params["shared"], blocks.x, context, scale),
     ):
         found |= {(name, kind): action for kind, action in _of_block(block, own, x, aux, dy).items()}

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from meshsys.assemble import Assembly
-from meshsys.planner.blocks import block_actions
+from meshsys.planner.blocks import BLOCKS, block_actions
 from meshsys.planner.plan import MemoryPlan, RankPlan, ValuePlan
 from meshsys.sharding import BATCH_AXES, training_specs
 from models import ModelConfig
@@ -28,8 +28,6 @@ from schedules.validate import live
 __all__ = ["Values", "on_device", "on_ranks", "peak_microbatches", "waiting_values"]
 
 PyTree = Any
-
-_BLOCKS = ("first", "layer", "last")
 
 
 # --- Values that wait in slots --------------------------------------------------------------------------------
@@ -52,19 +50,18 @@ class Values:
 
 def waiting_values(assembly: Assembly) -> Values:
     """Every value that waits, with its slots."""
-    blocks = {block: getattr(assembly.split, block) for block in _BLOCKS}
+    blocks = {block: getattr(assembly.split, block) for block in BLOCKS}
     return Values(
-        tuple(_value(assembly, block, value, Kind.F) for block in _BLOCKS for value in blocks[block].residuals),
-        tuple(_value(assembly, block, value, Kind.R) for block in _BLOCKS for value in blocks[block].recomputed),
-        tuple(_value(assembly, block, value, Kind.I) for block in _BLOCKS for value in blocks[block].stash),
+        tuple(_value(assembly, block, value, Kind.F) for block in BLOCKS for value in blocks[block].residuals),
+        tuple(_value(assembly, block, value, Kind.R) for block in BLOCKS for value in blocks[block].recomputed),
+        tuple(_value(assembly, block, value, Kind.I) for block in BLOCKS for value in blocks[block].stash),
     )
 
 
 def _value(assembly: Assembly, block: str, crossing: Crossing, start: Kind) -> ValuePlan:
     program = assembly.program
-    until = Kind.W if start is Kind.I or crossing.for_weight else Kind.I if crossing.for_input else Kind.R
     parts = _tensor_parts(crossing.aval.shape, assembly.config.model, assembly.axes["tensor"])
-    slots = program.table.counts[program.lifetimes[block, start, until]]
+    slots = program.table.counts[program.lifetimes[block, start, crossing.until]]
     places = program.layout.table.shape[2] if block == "layer" else 1
     size = crossing.bytes // parts
     return ValuePlan(
@@ -74,7 +71,7 @@ def _value(assembly: Assembly, block: str, crossing: Crossing, start: Kind) -> V
         dtype=str(crossing.aval.dtype),
         tensor=parts,
         bytes=size,
-        until=str(until),
+        until=str(crossing.until),
         slots=slots,
         places=places,
         total_bytes=size * slots * places,
@@ -107,16 +104,20 @@ def on_device(assembly: Assembly, values: Values) -> MemoryPlan:
 
     parameters = sum(_bytes(stored[part], specs[part], axes) for part in whole)
     gradients = gathered = 0
+    program, layout = assembly.program, assembly.program.layout
+    # Without a flush gradients of two steps add up at a time.
+    sums, versions = (2, program.versions) if program.period else (1, 1)
     for part, kept in whole.items():
+        copies = layout.numbers.size // layout.table.size if part == "layers" else 1  # with what is borrowed
         held = axes if each_tick and part == "layers" else {name: axes[name] for name in kept}
-        gradients += _bytes(computed[part], specs[part], held, least=4)
+        gradients += sums * copies * _bytes(computed[part], specs[part], held, least=4)
         copy, original = _bytes(computed[part], specs[part], held), _bytes(stored[part], specs[part], axes)
         cast = copy != _bytes(stored[part], specs[part], held)
         # An unrolled program takes its layers out of the stacked arrays, which copies them too.
-        sliced = part == "layers" and assembly.program.unroll and math.prod(assembly.program.layout.table.shape[1:]) > 1
-        gathered += copy if cast or sliced or copy != original else 0
+        sliced = part == "layers" and program.unroll and math.prod(layout.table.shape[1:]) > 1
+        gathered += versions * copies * copy if cast or sliced or copies > 1 or copy != original else 0
     if each_tick:
-        places = math.prod(assembly.program.layout.table.shape)
+        places = math.prod(layout.table.shape)
         gathered += _bytes(computed["layers"], specs["layers"], {"tensor": axes["tensor"]}) // places
 
     rows = config.data.batch_size // math.prod(axes[axis] for axis in BATCH_AXES)
@@ -127,7 +128,7 @@ def on_device(assembly: Assembly, values: Values) -> MemoryPlan:
         "residual_slots": sum(value.total_bytes for value in values.residuals if not value.on_host),
         "recomputed_slots": sum(value.total_bytes for value in values.recomputed),
         "stash_slots": sum(value.total_bytes for value in values.stash),
-        "inbox_slots": (assembly.program.table.inbox_slots + 1) * x.size * x.dtype.itemsize,
+        "inbox_slots": (program.table.inbox_slots + 1) * x.size * x.dtype.itemsize,
         "transfers": _transfers(assembly),
         "workspace": _workspace(assembly),
         # On CPU the optimizer's update is not one fusion: a parameter's reads the moments that theirs overwrite, so XLA
@@ -135,7 +136,7 @@ def on_device(assembly: Assembly, values: Values) -> MemoryPlan:
         "copies": 0 if assembly.placement.topology.generation else 2 * parameters,
     }
     staying = {
-        "parameters": parameters,
+        "parameters": parameters * (2 if program.period else 1),  # without a flush the step before's too
         "optimizer_state": 2 * parameters,  # AdamW's two moments
         "batch": rows * 4 * (5 * config.data.sequence_length + 1),  # five arrays [rows, S] and one [rows]
     }
@@ -199,7 +200,7 @@ def on_ranks(assembly: Assembly, values: Values) -> tuple[RankPlan, ...]:
     filled = {start: np.zeros((schedule.ranks, table.ticks)) for start in (Kind.F, Kind.R, Kind.I)}
     for end in (Kind.R, Kind.I, Kind.W):
         for start in (kind for kind in filled if kind is not end):
-            sizes = {block: 0 for block in _BLOCKS}
+            sizes = {block: 0 for block in BLOCKS}
             for value, left_by in values.waits():
                 if left_by is start and value.until == end and not value.on_host:
                     sizes[value.block] += value.bytes

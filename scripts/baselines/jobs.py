@@ -11,14 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from meshsys.assemble import Assembly
+from meshsys.assemble import Assembly, pipeline_model
+from meshsys.inputs import random_batch
 from meshsys.sharding import BATCH_AXES
 from meshsys.stage_actions import Job, StageActions
 from meshsys.step import Step
 from models import SAVEABLE_NAMES, Batch, Decoder, ModelConfig
 from schedules.actions import split_backward
 from schedules.families import make
-from schedules.program import PipelineModel, Program, split_model
+from schedules.pipeline_model import split_model
+from schedules.program import Program
 from schedules.remat import Remat
 from scripts.baselines.accumulate import accumulate
 from scripts.baselines.autodiff_scan import autodiff_scan
@@ -72,7 +74,7 @@ def schedule_job(
         "shared": jax.tree.map(lambda _: PartitionSpec(), params["shared"]),
         "layers": jax.tree.map(lambda _: PartitionSpec("pipe"), params["layers"]),
     }
-    function = program.value_and_grad(_pipeline_model(Decoder(size.model)), size.mesh, specs, batch_axes=())
+    function = program.value_and_grad(pipeline_model(Decoder(size.model)), size.mesh, specs, batch_axes=())
     rows = jax.device_put(program.rows(), NamedSharding(size.mesh, PartitionSpec(None, "pipe")))
     common = _everywhere(size, (batch, scale, jax.random.key(0)))
     return Job(function, (_over_pipe(size, params), *common, rows))
@@ -89,12 +91,8 @@ def autodiff_job(size: Size, microbatches: int, *, remat: str = "none", unroll: 
 
 def autodiff_step(assembly: Assembly, mesh: Mesh, *, unroll: bool = False) -> Step:
     """The step of a configuration with its gradients by autodiff of a scan: one chunk a rank, remat none or full."""
-    step = Step(assembly, mesh)
-    config = assembly.config
-    shardings = step.shardings.params
-    gradients = autodiff_scan(
-        assembly.decoder, mesh, remat=config.pipeline.remat, unroll=unroll, batch_axes=BATCH_AXES
-    )
+    decoder, remat = assembly.decoder, assembly.config.pipeline.remat
+    gradients = autodiff_scan(decoder, mesh, remat=remat, unroll=unroll, batch_axes=BATCH_AXES)
 
     def value_and_grad(
         params: PyTree, batch: Batch, scale: jax.Array, key: PyTree, rows: PyTree
@@ -102,9 +100,9 @@ def autodiff_step(assembly: Assembly, mesh: Mesh, *, unroll: bool = False) -> St
         whole = params | {"layers": jax.tree.map(lambda a: a[:, 0], params["layers"])}
         loss, grads = gradients(whole, batch, scale)
         grads = grads | {"layers": jax.tree.map(lambda a: a[:, None], grads["layers"])}
-        return loss, jax.lax.with_sharding_constraint(grads, shardings)
+        return loss, jax.lax.with_sharding_constraint(grads, step.shardings.params)
 
-    step._gradients = value_and_grad  # type: ignore[assignment]
+    step = Step(assembly, mesh, value_and_grad)
     return step
 
 
@@ -127,7 +125,7 @@ def stage_jobs(size: Size, kind: Literal["first", "middle", "last"], remat: str)
     count = size.model.layers // size.ranks
     layers = tuple(jax.tree.map(lambda a, i=i: a[i], params["layers"]) for i in range(count))
     weights = {"shared": shared, "layers": layers}
-    model = _pipeline_model(decoder)
+    model = pipeline_model(decoder)
     blocks = split_model(model, layers[0], shared, microbatch, key, policy)
     first, last = kind == "first", kind == "last"
     jobs = StageActions(model, blocks, count, first, last, key).jobs(weights, microbatch)
@@ -151,10 +149,6 @@ def stage_jobs(size: Size, kind: Literal["first", "middle", "last"], remat: str)
     return {name: jobs[name] for name in "FIW"} | {"value_and_grad": Job(both, (*jobs["F"].arguments, y))}
 
 
-def _pipeline_model(decoder: Decoder) -> PipelineModel:
-    return PipelineModel(decoder.prepare, decoder.embed, decoder.layer, decoder.head)
-
-
 @cache
 def _values(size: Size, microbatches: int) -> tuple[PyTree, Batch, jax.Array]:
     """Parameters with layers [L, ...], a batch [M, sequences, ...], and one over the number of its tokens."""
@@ -162,17 +156,8 @@ def _values(size: Size, microbatches: int) -> tuple[PyTree, Batch, jax.Array]:
     shapes = jax.eval_shape(Decoder(size.model).init, jax.random.key(0))
     # Any values of a sane size do; compiling the initialisers would take longer than most benchmarks.
     params = jax.tree.map(lambda a: 0.05 * random.standard_normal(a.shape, np.float32), shapes)
-    shape = microbatches, size.sequences, size.length
-    tokens, targets = jnp.asarray(random.integers(0, size.model.vocab_size, (2, *shape), np.int32))
-    batch = Batch(
-        tokens,
-        targets,
-        positions=jnp.broadcast_to(jnp.arange(size.length, dtype=jnp.int32), shape),
-        segment_ids=jnp.ones(shape, jnp.int32),
-        weights=jnp.ones(shape, jnp.float32),
-        sequence=jnp.arange(microbatches * size.sequences, dtype=jnp.int32).reshape(shape[:2]),
-    )
-    return params, batch, jnp.float32(1 / tokens.size)
+    batch = random_batch(size.model.vocab_size, microbatches, size.sequences, size.length)
+    return params, batch, jnp.float32(1 / batch.tokens.size)
 
 
 def _everywhere(size: Size, tree: PyTree) -> PyTree:

@@ -17,7 +17,7 @@ from meshsys.stage_actions import StageActions
 from models import SAVEABLE_NAMES, Decoder, ModelConfig
 from schedules.actions import Kind
 from schedules.costs import Costs
-from schedules.program import PipelineModel, split_model
+from schedules.pipeline_model import PipelineModel, split_model
 from schedules.remat import Remat
 from tests.oracles.inputs import QUICK, random_batch, random_parameters
 

@@ -13,7 +13,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from models import Decoder, ModelConfig
 from schedules.actions import split_backward
 from schedules.families import make
-from schedules.program import PipelineModel, Program
+from schedules.pipeline_model import PipelineModel
+from schedules.program import Program
 from schedules.remat import Remat
 from tests.oracles.inputs import random_batch, random_parameters
 

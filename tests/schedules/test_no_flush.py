@@ -11,7 +11,8 @@ from jax.sharding import Mesh, PartitionSpec
 from models import SAVEABLE_NAMES, Decoder, ModelConfig
 from schedules.actions import Action, Kind, Schedule, ScheduleError
 from schedules.families import make, names
-from schedules.program import PipelineModel, Program
+from schedules.pipeline_model import PipelineModel
+from schedules.program import Program
 from schedules.remat import Remat
 from schedules.ticks import assign_ticks, timeline
 from schedules.validate import validate

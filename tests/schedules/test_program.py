@@ -21,7 +21,8 @@ from models import SAVEABLE_NAMES, Decoder, ModelConfig
 from schedules.actions import Action, Kind, Schedule, from_csv, split_backward
 from schedules.costs import Costs
 from schedules.families import make
-from schedules.program import PipelineModel, Program
+from schedules.pipeline_model import PipelineModel
+from schedules.program import Program
 from schedules.recompute import add_recompute
 from schedules.remat import Remat
 from schedules.validate import validate

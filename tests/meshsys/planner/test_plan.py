@@ -247,8 +247,20 @@ def test_a_long_timeline_is_cut():
             mesh=mesh("4x2", pipe=2, fsdp=4),
             pipeline={"schedule": "1f1b", "microbatches": 4, "remat": "full"},
         ),
+        config(
+            model={"d_model": 64, "d_ff": 176},
+            data={"sequence_length": 64, "batch_size": 32},
+            mesh=mesh("2", pipe=2),
+            pipeline={"schedule": "chimera", "microbatches": 8},
+        ),
+        config(
+            model={"d_model": 64, "d_ff": 176},
+            data={"sequence_length": 64, "batch_size": 32},
+            mesh=mesh("2", pipe=2),
+            pipeline={"schedule": "pipedream_2bw", "microbatches": 8},
+        ),
     ],
-    ids=["zb_h1", "gpipe-full", "interleaved-tensor-dots", "fsdp-full"],
+    ids=["zb_h1", "gpipe-full", "interleaved-tensor-dots", "fsdp-full", "borrowed-weights", "two-versions"],
 )
 def test_temporaries_are_near_the_compilers(asked, capsys):
     assembly = assemble(asked)

@@ -1,0 +1,89 @@
+"""What a schedule's program needs of a network: its blocks as pure functions, and their backwards cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from schedules.backward import SplitBlock, split
+from schedules.remat import Remat
+
+__all__ = ["Part", "PipelineModel", "SplitModel", "split_model"]
+
+PyTree = Any
+
+
+@dataclass(frozen=True)
+class PipelineModel:
+    """A network as the program needs it: pure functions, `x` being what travels from stage to stage.
+
+    Attributes:
+        prepare: `(microbatch, key) -> context`, what the blocks share and nothing differentiates.
+        first: `(shared, context) -> x`.
+        layer: `(params, x, context, number) -> x`, `number` the global layer number (int32 scalar).
+        last: `(shared, x, context) -> loss`, a float32 scalar; losses add up over microbatches.
+        first_part: `(shared, context, part) -> x`, the rank's share of `first`; the shares add up to the whole. Here
+            and in `last_part`, leaves of `shared` that are sharded over `pipe` are the rank's shard of them.
+        last_part: `(shared, x, context, scale, part) -> (loss, dx, grads)`: the whole loss, not scaled, and the rank's
+            shares of the gradients of `scale * loss`, None for a leaf that is not used.
+    """
+
+    prepare: Callable[[PyTree, PyTree], PyTree]
+    first: Callable[[PyTree, PyTree], jax.Array]
+    layer: Callable[[PyTree, jax.Array, PyTree, jax.Array], jax.Array]
+    last: Callable[[PyTree, jax.Array, PyTree], jax.Array]
+    first_part: Callable[[PyTree, PyTree, Part], jax.Array] | None = None
+    last_part: Callable[[PyTree, jax.Array, PyTree, jax.Array, Part], tuple[jax.Array, jax.Array, PyTree]] | None = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which part of embedding and head is the rank's, and how the parts come together."""
+
+    index: jax.Array
+    count: int
+
+    def sum(self, array: jax.Array) -> jax.Array:
+        return jax.lax.psum(array, "pipe")
+
+    def max(self, array: jax.Array) -> jax.Array:
+        return jax.lax.pmax(array, "pipe")
+
+
+class SplitModel(NamedTuple):
+    """The model's three blocks, their backwards cut; `x` is the shape of what travels."""
+
+    first: SplitBlock
+    layer: SplitBlock
+    last: SplitBlock
+    x: jax.ShapeDtypeStruct
+
+
+def split_model(
+    model: PipelineModel,
+    layer: PyTree,
+    shared: PyTree,
+    microbatch: PyTree,
+    key: PyTree,
+    remat: Remat,
+    *,
+    apart: bool = False,
+) -> SplitModel:
+    """Cuts the backward of every block; arguments may be `jax.ShapeDtypeStruct`s. Remat applies to layers.
+
+    Args:
+        apart: recompute layers in an action of its own, R.
+    """
+    context = jax.eval_shape(model.prepare, microbatch, key)
+    x = jax.eval_shape(model.first, shared, context)
+    number = jax.ShapeDtypeStruct((), jnp.int32)
+    return SplitModel(
+        split(lambda shared, _, context: model.first(shared, context), shared, (), context, policy="none"),
+        split(lambda p, x, aux: model.layer(p, x, *aux), layer, x, (context, number), policy=remat.policy, apart=apart),
+        split(model.last, shared, x, context, policy="none"),
+        jax.ShapeDtypeStruct(x.shape, x.dtype),
+    )

@@ -1,0 +1,430 @@
+"""One rank's share of one step, while it is traced: the branches of the switch, and the scan over ticks.
+
+Shapes: T ticks, P ranks, V chunks a rank, J layers a chunk, M microbatches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from schedules.actions import Kind
+from schedules.borrow import borrow, give_back
+from schedules.buffers import Buffers, blank, get, put
+from schedules.collectives import gather, is_spec, reduce_gradient, scatter
+from schedules.pipeline_model import Part, PipelineModel, split_model
+from schedules.program_tables import Branch, ProgramTables
+from schedules.slots import TickTable
+from schedules.stages import StageKind
+
+__all__ = ["RankStep"]
+
+PyTree = Any
+
+
+class RankStep:
+    """`(rows, state) -> (loss, grads, state)`, to be called inside `shard_map`.
+
+    Args:
+        params: the versions of the weights, the newest last; with a flush there is one.
+        specs: of the parameters, see `schedules.program.Program.value_and_grad`.
+        each_tick: gather weights that are sharded over batch axes in every tick, not once.
+        poison: fill buffers and the outputs of idle ticks with NaN.
+    """
+
+    def __init__(
+        self,
+        program: ProgramTables,
+        model: PipelineModel,
+        params: Sequence[PyTree],
+        batch: PyTree,
+        scale: jax.Array,
+        key: PyTree,
+        *,
+        specs: Mapping[str, PyTree],
+        batch_axes: Sequence[str],
+        each_tick: bool,
+        poison: bool,
+    ):
+        self.program, self.model, self.batch, self.scale, self.key = program, model, batch, scale, key
+        self.specs, self.batch_axes, self.each_tick = specs, tuple(batch_axes), each_tick
+        self.empty = jnp.nan if poison else 0.0
+        self.unroll = program.unroll
+        # Axes over which embedding and head stay divided.
+        self.parts = ("pipe",) if program.vocab_parallel else ()
+        own = partial(gather, keep=self.parts)
+        self.shared = [jax.tree.map(own, version["shared"], specs["shared"]) for version in params]
+        self.layer_specs = jax.tree.map(lambda spec: PartitionSpec(*spec[3:]), specs["layers"], is_leaf=is_spec)
+        self.layers = [self._by_place(self._staged(version["layers"])) for version in params]
+        layer = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[3:], a.dtype), params[0]["layers"])
+        layer = jax.eval_shape(lambda p: jax.tree.map(gather, p, self.layer_specs), layer)
+        microbatch = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batch)
+        whole = jax.eval_shape(lambda p: jax.tree.map(gather, p, specs["shared"]), params[0]["shared"])
+        key = jax.tree.map(lambda k: k[0], key) if program.period else key
+        splits = {
+            name: split_model(model, layer, whole, microbatch, key, remat, apart=apart)
+            for name, (remat, apart) in program.ways.items()
+        }
+        any_split = splits["layer"]
+        self.x = any_split.x
+        self.blocks = {"first": any_split.first, "last": any_split.last}
+        self.blocks |= {name: split.layer for name, split in splits.items()}
+        self.slots = Buffers(self.blocks, program.lifetimes, program.table, program.places, self.unroll, self.empty)
+        rank = jax.lax.axis_index("pipe")
+        self.numbers = jnp.asarray(program.layout.numbers)[rank].reshape(-1)
+
+    # --- What differs between the steps whose microbatches run together, where no flush keeps them apart ------
+
+    def _step_of(self, microbatch: jax.Array) -> tuple[jax.Array, ...]:
+        """An index: 0 for the step before, 1 for this one; with a flush there is only one, and none."""
+        period = self.program.period
+        return ((microbatch >= period).astype(jnp.int32),) if period else ()
+
+    def _of_step(self, tree: PyTree, microbatch: jax.Array) -> PyTree:
+        return jax.tree.map(lambda a: get(a, *self._step_of(microbatch)), tree) if self.program.period else tree
+
+    def _version(self, versions: Sequence[PyTree], microbatch: jax.Array) -> PyTree:
+        if len(versions) == 1:
+            return versions[0]
+        (is_new,) = self._step_of(microbatch)
+        old, new = versions
+        return jax.tree.map(lambda a, b: jnp.where(is_new == 1, b, a), old, new)
+
+    # --- Storage that has one entry a layer place -----------------------------------------------------------
+
+    def _staged(self, layers: PyTree) -> PyTree:
+        """[1, V, J, ...] -> [V * J, ...], V with the borrowed chunks from here on."""
+        layers = jax.tree.map(lambda a: borrow(a[0], self.program.layout), layers)
+        layers = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), layers)
+        if self.each_tick:
+            return layers
+        return jax.tree.map(lambda a, spec: gather(a, spec, skip=1), layers, self.layer_specs)
+
+    def _by_place(self, tree: PyTree) -> PyTree:
+        """Leading axis V * J; unrolled, a tuple of the entries."""
+        if not self.unroll:
+            return tree
+        size = self.program.chunks * self.program.places
+        return tuple(jax.tree.map(lambda a, i=i: a[i], tree) for i in range(size))
+
+    def _stacked(self, stored: PyTree) -> PyTree:
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *stored) if self.unroll else stored
+
+    def _shared(self, row: dict) -> PyTree:
+        return self._version(self.shared, row["microbatch"])
+
+    def _params(self, chunk: Any, j: Any, row: dict) -> PyTree:
+        place = chunk * self.program.places + j
+        if self.unroll:
+            versions = [layers[place] for layers in self.layers]
+        else:
+            take = partial(jax.tree.map, lambda a: jax.lax.dynamic_index_in_dim(a, place, keepdims=False))
+            versions = [take(layers) for layers in self.layers]
+        params = self._version(versions, row["microbatch"])
+        return jax.tree.map(gather, params, self.layer_specs) if self.each_tick else params
+
+    def _add_grads(self, stored: PyTree, chunk: Any, j: Any, row: dict, grads: PyTree) -> PyTree:
+        step = self._step_of(row["microbatch"])
+        place = chunk * self.program.places + j
+        if self.each_tick:
+            grads = jax.tree.map(
+                lambda grad, spec: None if grad is None else scatter(_widened(grad), spec),
+                grads,
+                self.layer_specs,
+                is_leaf=_is_none,
+            )
+        if self.unroll:
+            return (*stored[:place], _add(stored[place], grads, *step), *stored[place + 1 :])
+        return _add(stored, grads, *step, place)
+
+    # --- Actions --------------------------------------------------------------------------------------------
+
+    def _receive(self, state: dict, row: dict) -> jax.Array:
+        value, state["inbox"] = jax.lax.optimization_barrier((get(state["inbox"], row["read"]), state["inbox"]))
+        return value
+
+    def _loop(self, count: int, body: Callable[[Any, PyTree], PyTree], carry: PyTree) -> PyTree:
+        if self.unroll:
+            for j in range(count):
+                carry = body(j, carry)
+            return carry
+        return jax.lax.fori_loop(0, count, body, carry) if count else carry
+
+    def _aux(self, context: PyTree, chunk: Any, j: Any) -> tuple[PyTree, jax.Array]:
+        return context, self.numbers[chunk * self.program.places + j]
+
+    def _forward(
+        self, stage: StageKind, chunk: Any, layer: str, row: dict, state: dict, context: PyTree
+    ) -> tuple[Any, dict]:
+        has_first, count, has_last = stage
+        if has_first:
+            x, residuals = self.blocks["first"].forward(self._shared(row), (), context)
+            self.slots.write(state, row, "first", Kind.F, residuals)
+        else:
+            x = self._receive(state, row)
+
+        def body(j: Any, carry: tuple) -> tuple:
+            x, buffers = carry
+            inner = {"buffers": buffers}
+            x, residuals = self.blocks[layer].forward(self._params(chunk, j, row), x, self._aux(context, chunk, j))
+            self.slots.write(inner, row, layer, Kind.F, residuals, j)
+            return x, inner["buffers"]
+
+        x, state["buffers"] = self._loop(count, body, (x, state["buffers"]))
+        if not has_last:
+            return x, state
+        loss, residuals = self.blocks["last"].forward(self._shared(row), x, context)
+        self.slots.write(state, row, "last", Kind.F, residuals)
+        scale = self._of_step(self.scale, row["microbatch"])
+        state["loss"] = _add(state["loss"], scale * loss, *self._step_of(row["microbatch"]))
+        return None, state
+
+    def _recompute(
+        self, stage: StageKind, chunk: Any, layer: str, row: dict, state: dict, context: PyTree
+    ) -> tuple[Any, dict]:
+        def body(j: Any, inner: dict) -> dict:
+            inner = dict(inner)
+            params, aux = self._params(chunk, j, row), self._aux(context, chunk, j)
+            residuals, places = self.slots.read(inner, row, layer, Kind.F, Kind.R, j)
+            made = self.slots.settle(inner, places, self.blocks[layer].recompute(params, aux, residuals))
+            self.slots.write(inner, row, layer, Kind.R, made, j)
+            return inner
+
+        return None, self._loop(stage[1], body, state)
+
+    def _backward(
+        self, stage: StageKind, chunk: Any, layer: str, row: dict, state: dict, context: PyTree, *, fused: bool
+    ) -> tuple[Any, dict]:
+        """I, or with `fused` I and W in one, so that nothing is stashed in slots between them."""
+        has_first, count, has_last = stage
+        blocks = self.blocks
+
+        def finish(block: str, params: PyTree, aux: PyTree, stash: list, inner: dict, j: Any = None) -> None:
+            if not fused:
+                self.slots.write(inner, row, block, Kind.I, stash, j)
+                return
+            residuals, places = self.slots.read(inner, row, block, Kind.F, Kind.W, j)
+            again, more = self.slots.read(inner, row, block, Kind.R, Kind.W, j)
+            grads = blocks[block].weight_gradient(params, aux, residuals, stash, again)
+            self._accumulate(block, chunk, j, row, self.slots.settle(inner, [*places, *more], grads), inner)
+
+        if has_last:
+            residuals, places = self.slots.read(state, row, "last", Kind.F, Kind.I)
+            scale = self._of_step(self.scale, row["microbatch"])
+            out = blocks["last"].input_gradient(self._shared(row), context, residuals, scale)
+            dx, stash = self.slots.settle(state, places, out)
+            finish("last", self._shared(row), context, stash, state)
+        else:
+            dx = self._receive(state, row)
+
+        def body(i: Any, carry: tuple) -> tuple:
+            j = count - 1 - i
+            dx, inner = carry
+            inner = dict(inner)
+            params, aux = self._params(chunk, j, row), self._aux(context, chunk, j)
+            residuals, places = self.slots.read(inner, row, layer, Kind.F, Kind.I, j)
+            again, more = self.slots.read(inner, row, layer, Kind.R, Kind.I, j)
+            # Without this XLA recomputes every layer of the stage before it needs the first.
+            dx, inner["layers"], residuals = jax.lax.optimization_barrier((dx, inner["layers"], residuals))
+            out = blocks[layer].input_gradient(params, aux, residuals, dx, again)
+            dx, stash = self.slots.settle(inner, [*places, *more], out)
+            finish(layer, params, aux, stash, inner, j)
+            return dx, inner
+
+        dx, state = self._loop(count, body, (dx, state))
+        if not has_first:
+            return dx, state
+        state = dict(state)
+        residuals, places = self.slots.read(state, row, "first", Kind.F, Kind.I)
+        out = blocks["first"].input_gradient(self._shared(row), context, residuals, dx)
+        _, stash = self.slots.settle(state, places, out)
+        finish("first", self._shared(row), context, stash, state)
+        return None, state
+
+    def _weight(
+        self, stage: StageKind, chunk: Any, layer: str, row: dict, state: dict, context: PyTree
+    ) -> tuple[Any, dict]:
+        has_first, count, has_last = stage
+
+        def gradient(block: str, params: PyTree, aux: PyTree, inner: dict, j: Any = None) -> None:
+            residuals, places = self.slots.read(inner, row, block, Kind.F, Kind.W, j)
+            again, more = self.slots.read(inner, row, block, Kind.R, Kind.W, j)
+            stash, most = self.slots.read(inner, row, block, Kind.I, Kind.W, j)
+            inner["layers"], residuals, again, stash = jax.lax.optimization_barrier(
+                (inner["layers"], residuals, again, stash)
+            )
+            grads = self.blocks[block].weight_gradient(params, aux, residuals, stash, again)
+            self._accumulate(block, chunk, j, row, self.slots.settle(inner, [*places, *more, *most], grads), inner)
+
+        def body(j: Any, inner: dict) -> dict:
+            inner = dict(inner)
+            gradient(layer, self._params(chunk, j, row), self._aux(context, chunk, j), inner, j)
+            return inner
+
+        if has_last:
+            gradient("last", self._shared(row), context, state)
+        state = dict(self._loop(count, body, state))
+        if has_first:
+            gradient("first", self._shared(row), context, state)
+        return None, state
+
+    def _accumulate(self, block: str, chunk: Any, j: Any, row: dict, grads: PyTree, state: dict) -> None:
+        if block in ("first", "last"):
+            state["shared"] = _add(state["shared"], grads, *self._step_of(row["microbatch"]))
+        else:
+            state["layers"] = self._add_grads(state["layers"], chunk, j, row, grads)
+
+    def _branch(self, key: Branch | None) -> Callable[[dict, dict], tuple[jax.Array, dict]]:
+        run: dict[Kind | None, Callable] = {
+            Kind.F: self._forward,
+            Kind.R: self._recompute,
+            Kind.I: partial(self._backward, fused=False),
+            Kind.B: partial(self._backward, fused=True),
+            Kind.W: self._weight,
+        }
+
+        def branch(row: dict, state: dict) -> tuple[jax.Array, dict]:
+            output = None
+            if key is not None:
+                kind, (stage, chunk, layer) = key
+                context = self._context(row["microbatch"])
+                chunk = chunk if self.unroll else row["chunk"]
+                output, state = run[TickTable.KINDS[kind]](stage, chunk, layer, row, dict(state), context)
+            if output is None:
+                output = blank(self.x.shape, self.x, self.empty)
+            return output, state
+
+        return branch
+
+    def _context(self, number: jax.Array) -> PyTree:
+        microbatch = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, number, keepdims=False), self.batch)
+        return self.model.prepare(microbatch, self._of_step(self.key, number))
+
+    # --- Embedding and head on every rank -------------------------------------------------------------------
+
+    # All ranks have the same number in a row, so they agree on whether to take part in the collectives.
+
+    def _from(self, rank: int, value: jax.Array) -> jax.Array:
+        """The rank's value, on every rank."""
+        mine = jax.lax.axis_index("pipe") == rank
+        return jax.lax.psum(jnp.where(mine, value, jnp.zeros_like(value)), "pipe")
+
+    def _part(self) -> Part:
+        return Part(jax.lax.axis_index("pipe"), self.program.ranks)
+
+    def _embed(self, state: dict, row: dict, pipeline: int) -> dict:
+        number, slot = row["ends"]["embed"][pipeline], row["ends"]["embed_to"][pipeline]
+
+        def run(inbox: jax.Array) -> jax.Array:
+            share = self.model.first_part(self.shared[0], self._context(number), self._part())  # type: ignore[misc]
+            return put(inbox, slot, None, jax.lax.psum(share, "pipe"))
+
+        return state | {"inbox": jax.lax.cond(number >= 0, run, lambda inbox: inbox, state["inbox"])}
+
+    def _embed_gradient(self, state: dict, row: dict, pipeline: int, output: jax.Array) -> dict:
+        number, rank = row["ends"]["embed_gradient"][pipeline], self.program.end_ranks[pipeline][0]
+
+        def run(shared: PyTree) -> PyTree:
+            context, part = self._context(number), self._part()
+            share, backward = jax.vjp(lambda weights: self.model.first_part(weights, context, part), self.shared[0])  # type: ignore[misc]
+            (grads,) = backward(self._from(rank, output).astype(share.dtype))
+            return _add(shared, grads)
+
+        return state | {"shared": jax.lax.cond(number >= 0, run, lambda shared: shared, state["shared"])}
+
+    def _head(self, state: dict, row: dict, pipeline: int, output: jax.Array) -> dict:
+        number, slot = row["ends"]["head"][pipeline], row["ends"]["head_to"][pipeline]
+        rank = self.program.end_ranks[pipeline][1]
+
+        def run(carry: tuple) -> tuple:
+            inbox, shared, total = carry
+            x = self._from(rank, output)
+            context, part = self._context(number), self._part()
+            loss, dx, grads = self.model.last_part(self.shared[0], x, context, self.scale, part)  # type: ignore[misc]
+            # Every rank has the whole loss, and the ranks' losses are added up after the last tick.
+            total = total + jnp.where(part.index == 0, self.scale * loss, 0.0)
+            dx = jax.lax.psum(_widened(dx), "pipe").astype(x.dtype)
+            return put(inbox, slot, None, dx), _add(shared, grads), total
+
+        names = ("inbox", "shared", "loss")
+        carry = jax.lax.cond(number >= 0, run, lambda carry: carry, tuple(state[name] for name in names))
+        return state | dict(zip(names, carry, strict=True))
+
+    # --- The step -------------------------------------------------------------------------------------------
+
+    def blank(self) -> dict:
+        """The state before the first tick; without a flush, sums have a leading axis of 2 (see `_step_of`)."""
+        x, steps = self.x, (2,) if self.program.period else ()
+        zeros = partial(jax.tree.map, lambda a: _widened(jnp.zeros((*steps, *a.shape), a.dtype)))
+        return {
+            "inbox": blank((self.program.table.inbox_slots + 1, *x.shape), x, self.empty),
+            "buffers": self.slots.init(),
+            "layers": zeros(self.layers[0]),
+            "shared": zeros(self.shared[0]),
+            "loss": jnp.zeros(steps, jnp.float32),
+        }
+
+    def __call__(self, rows: PyTree, state: dict) -> tuple[jax.Array, PyTree, dict]:
+        """Loss, gradients, and the state for the next step where there is no flush."""
+        program, table = self.program, self.program.table
+        rows = jax.tree.map(lambda column: column[:, 0], rows)
+        branches = [self._branch(None), *(self._branch(key) for key in program.branches)]
+
+        def tick(state: dict, row: dict) -> tuple[dict, None]:
+            pipelines = range(len(program.end_ranks)) if program.vocab_parallel else ()
+            for pipeline in pipelines:
+                state = self._embed(state, row, pipeline)
+            output, state = jax.lax.switch(row["branch"], branches, row, state)
+            for pipeline in pipelines:
+                state = self._head(state, row, pipeline, output)
+                state = self._embed_gradient(state, row, pipeline, output)
+            for offset, slot in zip(table.offsets, row["receive"], strict=True):
+                arrived = output
+                if offset:
+                    pairs = [(rank, (rank + offset) % program.ranks) for rank in range(program.ranks)]
+                    arrived = jax.lax.ppermute(output, "pipe", pairs)
+                state = state | {"inbox": put(state["inbox"], slot, None, arrived)}
+            return state, None
+
+        state, _ = jax.lax.scan(tick, state, rows)
+        carry = state
+        if program.period:
+            sums = {name: state[name] for name in ("layers", "shared", "loss")}
+            carry = state | jax.tree.map(lambda a: jnp.stack([a[1], jnp.zeros_like(a[1])]), sums)
+            state = jax.tree.map(lambda a: a[0], sums)
+        done = self.batch_axes if self.each_tick else ()
+        reduce_shared = partial(reduce_gradient, axes=("pipe", *self.batch_axes), done=self.parts)
+        reduce_layers = partial(reduce_gradient, axes=self.batch_axes, done=done, skip=1)
+        shared = jax.tree.map(reduce_shared, state["shared"], self.specs["shared"])
+        layers = jax.tree.map(reduce_layers, self._stacked(state["layers"]), self.layer_specs)
+        shape = (program.chunks, program.places)
+        layers = jax.tree.map(lambda a: give_back(a.reshape(*shape, *a.shape[1:]), program.layout)[None], layers)
+        return state["loss"], {"shared": shared, "layers": layers}, carry
+
+
+def _is_none(leaf: Any) -> bool:
+    return leaf is None
+
+
+def _widened(array: jax.Array) -> jax.Array:
+    """Gradients add up in float32 at least."""
+    return array if jnp.finfo(array.dtype).bits >= 32 else array.astype(jnp.float32)
+
+
+def _add(total: PyTree, grads: PyTree, *index: Any) -> PyTree:
+    """Adds in place, at the entry of each total that the index names."""
+
+    def leaf(total: jax.Array, grad: jax.Array | None) -> jax.Array:
+        if grad is None:
+            return total
+        if not index:
+            return total + grad.astype(total.dtype)
+        slot, j = index if len(index) == 2 else (*index, None)
+        return put(total, slot, j, get(total, slot, j) + grad.astype(total.dtype))
+
+    return jax.tree.map(leaf, total, grads, is_leaf=_is_none)
