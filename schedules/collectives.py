@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-__all__ = ["gather", "is_spec", "manual_part", "reduce_gradient", "scatter", "sum_over"]
+__all__ = ["gather", "is_spec", "manual_part", "reduce_gradient", "scatter", "sum_over", "widened"]
 
 
 def is_spec(leaf: Any) -> bool:
@@ -120,9 +121,18 @@ def _own(array: jax.Array, where: int, axes: tuple[str, ...]) -> jax.Array:
 
 
 def sum_over(array: jax.Array, axes: Sequence[str]) -> jax.Array:
-    """Sums over the axes. Where all manual axes have size 1, XLA cannot partition a sum over them beside `tensor`."""
+    """Sums over the axes, in float32 at least.
+
+    Where all manual axes have size 1, XLA cannot partition a sum over them beside `tensor`; and its compiler for CPU
+    aborts on a sum of bfloat16 over manual axes.
+    """
     wide = tuple(name for name in axes if jax.lax.axis_size(name) > 1)
-    return jax.lax.psum(array, wide) if wide else array
+    return jax.lax.psum(widened(array), wide).astype(array.dtype) if wide else array
+
+
+def widened(array: jax.Array) -> jax.Array:
+    """The array in the dtype that sums of it are made in, float32 at least."""
+    return array if jnp.finfo(array.dtype).bits >= 32 else array.astype(jnp.float32)
 
 
 def _names(entry: Any) -> tuple[str, ...]:

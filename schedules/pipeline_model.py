@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from schedules.backward import SplitBlock, split
+from schedules.collectives import sum_over
 from schedules.remat import Remat
 
 __all__ = ["Part", "PipelineModel", "SplitModel", "split_model"]
@@ -48,7 +49,7 @@ class Part:
     count: int
 
     def sum(self, array: jax.Array) -> jax.Array:
-        return jax.lax.psum(array, "pipe")
+        return sum_over(array, ("pipe",))
 
     def max(self, array: jax.Array) -> jax.Array:
         return jax.lax.pmax(array, "pipe")

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 from schedules.actions import Kind
 from schedules.borrow import borrow, give_back
 from schedules.buffers import Buffers, blank, get, put
-from schedules.collectives import gather, is_spec, reduce_gradient, scatter
+from schedules.collectives import gather, is_spec, reduce_gradient, scatter, sum_over, widened
 from schedules.pipeline_model import Part, PipelineModel, split_model
 from schedules.program_tables import Branch, ProgramTables
 from schedules.slots import TickTable
@@ -133,7 +133,7 @@ class RankStep:
         place = chunk * self.program.places + j
         if self.each_tick:
             grads = jax.tree.map(
-                lambda grad, spec: None if grad is None else scatter(_widened(grad), spec),
+                lambda grad, spec: None if grad is None else scatter(widened(grad), spec),
                 grads,
                 self.layer_specs,
                 is_leaf=_is_none,
@@ -312,7 +312,7 @@ class RankStep:
     def _from(self, rank: int, value: jax.Array) -> jax.Array:
         """The rank's value, on every rank."""
         mine = jax.lax.axis_index("pipe") == rank
-        return jax.lax.psum(jnp.where(mine, value, jnp.zeros_like(value)), "pipe")
+        return sum_over(jnp.where(mine, value, jnp.zeros_like(value)), ("pipe",))
 
     def _part(self) -> Part:
         return Part(jax.lax.axis_index("pipe"), self.program.ranks)
@@ -322,7 +322,7 @@ class RankStep:
 
         def run(inbox: jax.Array) -> jax.Array:
             share = self.model.first_part(self.shared[0], self._context(number), self._part())  # type: ignore[misc]
-            return put(inbox, slot, None, jax.lax.psum(share, "pipe"))
+            return put(inbox, slot, None, self._part().sum(share))
 
         return state | {"inbox": jax.lax.cond(number >= 0, run, lambda inbox: inbox, state["inbox"])}
 
@@ -348,8 +348,7 @@ class RankStep:
             loss, dx, grads = self.model.last_part(self.shared[0], x, context, self.scale, part)  # type: ignore[misc]
             # Every rank has the whole loss, and the ranks' losses are added up after the last tick.
             total = total + jnp.where(part.index == 0, self.scale * loss, 0.0)
-            dx = jax.lax.psum(_widened(dx), "pipe").astype(x.dtype)
-            return put(inbox, slot, None, dx), _add(shared, grads), total
+            return put(inbox, slot, None, part.sum(widened(dx)).astype(x.dtype)), _add(shared, grads), total
 
         names = ("inbox", "shared", "loss")
         carry = jax.lax.cond(number >= 0, run, lambda carry: carry, tuple(state[name] for name in names))
@@ -360,7 +359,7 @@ class RankStep:
     def blank(self) -> dict:
         """The state before the first tick; without a flush, sums have a leading axis of 2 (see `_step_of`)."""
         x, steps = self.x, (2,) if self.program.period else ()
-        zeros = partial(jax.tree.map, lambda a: _widened(jnp.zeros((*steps, *a.shape), a.dtype)))
+        zeros = partial(jax.tree.map, lambda a: widened(jnp.zeros((*steps, *a.shape), a.dtype)))
         return {
             "inbox": blank((self.program.table.inbox_slots + 1, *x.shape), x, self.empty),
             "buffers": self.slots.init(),
@@ -409,11 +408,6 @@ class RankStep:
 
 def _is_none(leaf: Any) -> bool:
     return leaf is None
-
-
-def _widened(array: jax.Array) -> jax.Array:
-    """Gradients add up in float32 at least."""
-    return array if jnp.finfo(array.dtype).bits >= 32 else array.astype(jnp.float32)
 
 
 def _add(total: PyTree, grads: PyTree, *index: Any) -> PyTree:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from schedules.collectives import gather, manual_part, reduce_gradient
+from schedules.collectives import gather, manual_part, reduce_gradient, sum_over
 
 MANUAL = ("pipe", "fsdp")
 BOTH = ("pipe", "tensor")
@@ -48,6 +49,15 @@ def test_a_gradient_is_summed_and_sharded(mesh, spec):
 
     run = mapped(mesh, function, P(), manual_part(spec, MANUAL))
     np.testing.assert_array_equal(run(array), array * (1 + 2 + 3 + 4))
+
+
+def test_sums_are_wide_whatever_the_dtype(mesh):
+    """Eight bits of a mantissa would lose the ones."""
+    ones_and_more = jax.device_put(np.array([256, 1, 1, 1], jnp.bfloat16), NamedSharding(mesh, P(MANUAL)))
+    run = mapped(mesh, lambda shard: sum_over(shard, MANUAL), P(MANUAL), P())
+    found = run(ones_and_more)
+    assert found.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(found.astype(np.float32), np.float32([260]))
 
 
 def test_other_axes_are_not_gathered(mesh):

@@ -175,7 +175,7 @@ def test_free_ranks_reach_the_bound(cap, least):
 @pytest.mark.slow
 @pytest.mark.parametrize(("cap", "target"), [(16, 107.3), (8, 116.6)])
 def test_eight_ranks(cap, target):
-    answer = search(Question(8, 32, UNEVEN, cap, seconds=10))
+    answer = search(Question(8, 32, UNEVEN, cap))
     assert answer.makespan <= target
     assert max(answer.timeline.peak_activations) <= cap
 
