@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
-from schedules.actions import Action, Kind, ScheduleError
+from schedules.actions import Action, Kind, Schedule, ScheduleError
 
 __all__ = ["Costs", "Link", "Time"]
 
@@ -99,6 +99,12 @@ class Costs:
             raise ScheduleError(
                 f"cost link from rank {twice.sender} to rank {twice.receiver} is there twice; remove one of them"
             )
+
+    @classmethod
+    def per_rank(cls, schedule: Schedule) -> Costs:
+        """F, I and W of 1/P of the model take one unit each, so that any numbers of stages compare."""
+        unit = schedule.ranks / schedule.depth
+        return cls(F=unit, I=unit, W=unit)
 
     @classmethod
     def parse(cls, text: str) -> Costs:

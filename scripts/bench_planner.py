@@ -1,6 +1,6 @@
 """Predicted memory against the compiler's, over schedules, remat policies, meshes and dtypes.
 
-    python scripts/bench_planner.py cpu|v5p [--json] [--only TEXT]
+    python scripts/bench_planner.py cpu|v5p|all [--json]
 
 Temporaries of a device as `meshsys plan` predicts them, over `memory_analysis()` of the compiled step: on fake CPU
 devices, or for v5p:2x2x2 ahead of time (needs libtpu, no TPU). Exits with 1 if one is off by more than 10 %.
@@ -8,11 +8,10 @@ devices, or for v5p:2x2x2 ahead of time (needs libtpu, no TPU). Exits with 1 if 
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from meshsys.mesh import make_mesh  # noqa: E402
 from meshsys.planner import plan_of  # noqa: E402
 from meshsys.planner.compile import devices_of  # noqa: E402
 from meshsys.step import Step  # noqa: E402
+from scripts.bench_table import Row, run  # noqa: E402
 
 MOST_OFF = 0.10
 
@@ -67,23 +67,6 @@ SIZES: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
 FLOAT32_ON_V5P = ("1f1b", "zb_h1, dots, tensor, tied", "1f1b, full, fsdp")
 
 
-@dataclass(frozen=True)
-class Row:
-    """One configuration, in bytes of temporaries on a device."""
-
-    what: str
-    predicted: int
-    compiled: int
-
-    @property
-    def ratio(self) -> float:
-        return self.predicted / self.compiled
-
-    @property
-    def met(self) -> bool:
-        return abs(self.ratio - 1) <= MOST_OFF
-
-
 def configuration(where: str, name: str) -> Config:
     schedule, remat, microbatches, axes, options = CASES[name]
     topology, model, data = SIZES[where]
@@ -102,35 +85,23 @@ def configuration(where: str, name: str) -> Config:
     )
 
 
-def measure(where: str, name: str) -> Row:
-    config = configuration(where, name)
-    assembly = assemble(config)
-    mesh = make_mesh(assembly.placement, devices_of(assembly.placement.topology))
-    found: Any = Step(assembly, mesh).lower().compile().memory_analysis()
-    return Row(f"{name}, {config.model.dtype}", plan_of(assembly).memory.temporaries, found.temp_size_in_bytes)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("where", choices=SIZES)
-    parser.add_argument("--json", action="store_true", help="one JSON list")
-    parser.add_argument("--only", metavar="TEXT", default="", help="the cases whose name has it")
-    arguments = parser.parse_args()
-    jax.config.update("jax_enable_compilation_cache", False)
-    rows = []
-    if not arguments.json:
-        print(f"{'':48}{'predicted':>12}{'compiled':>12}{'ratio':>8}   target 0.90 to 1.10", flush=True)
+def ratios(where: str) -> Iterator[Row]:
+    """Temporaries of each case, predicted and compiled."""
     for name in CASES:
-        if arguments.only in name:
-            rows.append(measure(arguments.where, name))
-            if not arguments.json:
-                row = rows[-1]
-                sizes = f"{row.predicted / 2**20:8.1f} MiB{row.compiled / 2**20:8.1f} MiB"
-                print(f"{row.what:48}{sizes}{row.ratio:8.2f}   {'pass' if row.met else 'FAIL'}", flush=True)
-    if arguments.json:
-        print(json.dumps([asdict(row) | {"ratio": row.ratio, "met": row.met} for row in rows], indent=2))
-    return 0 if all(row.met for row in rows) else 1
+        config = configuration(where, name)
+        assembly = assemble(config)
+        mesh = make_mesh(assembly.placement, devices_of(assembly.placement.topology))
+        found: Any = Step(assembly, mesh).lower().compile().memory_analysis()
+        predicted, compiled = plan_of(assembly).memory.temporaries, found.temp_size_in_bytes
+        what = f"{name}, {config.model.dtype}"
+        yield Row(f"{what}: predicted", predicted / 2**20, "MiB")
+        yield Row(f"{what}: compiled", compiled / 2**20, "MiB")
+        yield Row("  predicted over compiled", predicted / compiled, "x", 1 + MOST_OFF, 1 - MOST_OFF)
+
+
+BENCHMARKS = {where: (partial(ratios, where), f"a device of {topology}") for where, (topology, _, _) in SIZES.items()}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    jax.config.update("jax_enable_compilation_cache", False)
+    sys.exit(run(__doc__ or "", BENCHMARKS))

@@ -34,7 +34,7 @@ def makespan() -> Iterator[Row]:
     targets = {"zb_h1": 106.0, "zb_h2": 104.0, "zbv": 102.0}
     for name in names():
         schedule = _split(name, RANKS, MICROBATCHES)
-        costs = _costs(schedule)
+        costs = Costs.per_rank(schedule)
         found = simulate(schedule, costs)
         yield Row(name, found.makespan, "", targets.get(name))
         held = max(found.peak_activations)
@@ -103,18 +103,12 @@ def size() -> Iterator[Row]:
         start = time.process_time()
         schedule = _split(name, LONG_RANKS, LONG_MICROBATCHES)
         validate(schedule)
-        simulate(schedule, _costs(schedule))
+        simulate(schedule, Costs.per_rank(schedule))
         yield Row(name, time.process_time() - start, "s", 5.0)
 
 
 def _split(name: str, ranks: int, microbatches: int) -> Schedule:
     return split_backward(make(name, ranks=ranks, microbatches=microbatches))
-
-
-def _costs(schedule: Schedule) -> Costs:
-    """One unit for 1/P of the model."""
-    unit = schedule.ranks / schedule.depth
-    return Costs(F=unit, I=unit, W=unit)
 
 
 def _slots(schedule: Schedule, start: Kind, end: Kind) -> float:

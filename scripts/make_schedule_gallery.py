@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from schedules import render  # noqa: E402
-from schedules.actions import Kind, Schedule, split_backward  # noqa: E402
+from schedules.actions import Kind, split_backward  # noqa: E402
 from schedules.costs import Costs  # noqa: E402
 from schedules.families import Family, describe, make, names  # noqa: E402
 from schedules.simulate import simulate  # noqa: E402
@@ -92,7 +92,7 @@ def page() -> str:
 
 def _row(name: str) -> str:
     whole = make(name, ranks=RANKS, microbatches=MICROBATCHES)
-    costs = _costs(whole)
+    costs = Costs.per_rank(whole)
     found = simulate(split_backward(whole), costs)
     ticks = round(found.makespan / costs.time(Kind.F, 0))
     fused = simulate(whole, costs, "asynchronous").makespan if any(a.kind is Kind.B for a in whole) else None
@@ -106,12 +106,6 @@ def _row(name: str) -> str:
         f"{max(found.peak_weight_stash):g}",
     )
     return f"| {' | '.join(cells)} |"
-
-
-def _costs(schedule: Schedule) -> Costs:
-    """One unit for 1/P of the model."""
-    unit = schedule.ranks / schedule.depth
-    return Costs(F=unit, I=unit, W=unit)
 
 
 def _section(family: Family) -> str:

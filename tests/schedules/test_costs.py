@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from schedules.actions import Action, Kind, ScheduleError
+from schedules.actions import Action, Kind, ScheduleError, split_backward
 from schedules.costs import Costs, Link
+from schedules.families import make
 
 
 def test_text():
@@ -28,6 +29,14 @@ def test_stages():
     assert Costs(F=(1, 2), stages=(1, 3)).of(Action(1, Kind.F, 0)) == 6
     with pytest.raises(ScheduleError, match="F is given for 2 stages, none for stage 2; give all of them"):
         costs.of(Action(2, Kind.F, 0))
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b", "chimera"])
+def test_a_rank_has_three_units_of_work_a_microbatch(name):
+    schedule = split_backward(make(name, ranks=4, microbatches=8))
+    costs = Costs.per_rank(schedule)
+    times = [sum(costs.time(action.kind, action.stage % schedule.depth) for action in row) for row in schedule.actions]
+    assert times == [3 * 8] * 4
 
 
 def test_links():

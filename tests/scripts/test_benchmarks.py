@@ -87,7 +87,15 @@ def test_full_remat_of_a_stage_really_recomputes() -> None:
     assert flops("full") > 1.1 * flops("none")
 
 
-def test_the_script_names_its_benchmarks() -> None:
-    script = Path(__file__).parents[2] / "scripts" / "bench_pipeline.py"
-    shown = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True, check=True).stdout
-    assert all(name in shown for name in ("memory", "flops", "time", "compile", "all", "--json"))
+@pytest.mark.parametrize(
+    ("script", "names"),
+    [
+        ("bench_pipeline.py", ("memory", "flops", "time", "compile")),
+        ("bench_aot.py", ("memory", "pod")),
+        ("bench_planner.py", ("cpu", "v5p")),
+    ],
+)
+def test_a_script_names_its_benchmarks(script: str, names: tuple[str, ...]) -> None:
+    path = Path(__file__).parents[2] / "scripts" / script
+    shown = subprocess.run([sys.executable, path, "--help"], capture_output=True, text=True, check=True).stdout
+    assert f"{{{','.join((*names, 'all'))}}}" in shown and "--json" in shown
