@@ -3,23 +3,64 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from meshsys.errors import ConfigError
 
-__all__ = ["write_whole"]
+__all__ = ["writable", "write_whole"]
 
 
-def write_whole(path: Path, text: str) -> None:
+def writable(name: str, option: str) -> Path:
+    """The file that the user named by an option, for `write_whole`; asked before long work, whose result would be lost.
+
+    Raises:
+        ConfigError: it could not be written.
+    """
+    path = Path(os.path.realpath(os.path.expanduser(name)))  # a link stays one, and what it points to is written
+    obstacle = _obstacle(path)
+    if obstacle is not None:
+        raise ConfigError(f"{option}={name} {obstacle}; give another path")
+    return path
+
+
+def write_whole(path: Path, text: str, option: str | None = None) -> None:
     """Writes a file, or leaves the one that is there.
+
+    Args:
+        option: by which the user named the file, for messages.
 
     Raises:
         ConfigError: the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = _temporary(path)
     try:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(text.encode())
         os.replace(temporary, path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise ConfigError(f"{path} cannot be written: {error.strerror}; make the folder writable") from None
+        said, hint = (path, "make the folder writable") if option is None else (f"{option}={path}", "give another path")
+        raise ConfigError(f"{said} cannot be written: {error.strerror}; {hint}") from None
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def _temporary(path: Path) -> Path:
+    """Beside the file, as only within a file system one takes another's place at once."""
+    return path.with_name(f".{path.name}.{os.getpid()}")
+
+
+def _obstacle(path: Path) -> str | None:
+    """Why no file can be written there; whether one can be made is known once one has been made."""
+    if os.path.exists(path):
+        if not os.path.isfile(path):
+            return "is a folder" if os.path.isdir(path) else "is no regular file"
+        if not os.access(path, os.W_OK):
+            return "is read-only"
+    temporary = _temporary(path)
+    try:
+        temporary.touch()
+        temporary.unlink()
+    except OSError as error:
+        return f"cannot be written: {error.strerror}"
+    return None

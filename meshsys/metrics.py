@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tensorboardX import SummaryWriter
+
+from meshsys.files import write_whole
 
 __all__ = ["MetricsWriter"]
 
@@ -50,6 +51,4 @@ def _keep_until(path: Path, step: int) -> None:
         with suppress(ValueError, TypeError, KeyError):
             if line.endswith("\n") and json.loads(line)["step"] <= step:
                 kept.append(line)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(kept), encoding="utf-8")
-    os.replace(temporary, path)
+    write_whole(path, "".join(kept))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshsys.arguments import add_config, command
 from meshsys.errors import ConfigError
+from meshsys.files import writable, write_whole
 
 if TYPE_CHECKING:
     from meshsys.config import Config
@@ -40,8 +40,8 @@ def _plan(args: argparse.Namespace) -> None:
 
     topology = [f"mesh.topology={args.topology}"] if args.topology else []
     config = load_config(args.config, [*args.overrides, *topology])
-    if args.out and not args.search:
-        raise ConfigError(f"--out {args.out} is for the best configuration of a search; add --search")
+    if args.out is not None and not args.search:
+        raise ConfigError(f"--out={args.out} is for the best configuration of a search; add --search")
     if args.search:
         _search(config, args)
     else:
@@ -73,6 +73,7 @@ def _search(config: Config, args: argparse.Namespace) -> None:
     from meshsys.planner import config_of, describe_search, search
     from meshsys.planner.text import bytes_text
 
+    out = None if args.out is None else writable(args.out, "--out")
     found = search(config)
     missing = None
     if args.compile:
@@ -88,9 +89,10 @@ def _search(config: Config, args: argparse.Namespace) -> None:
             f"mesh.topology={found.topology}: nothing fits within {bytes_text(found.limit * (1 - found.margin))} a "
             f"device{closest}; use a larger --topology or a smaller model or batch"
         )
+    if out is not None:
+        write_whole(out, to_yaml(config_of(config, best)), "--out")
     print(found.to_json() if args.json else describe_search(found))
-    if args.out:
-        Path(args.out).write_text(to_yaml(config_of(config, best)), encoding="utf-8")
+    if out is not None:
         print(f"meshsys: wrote {args.out}", file=sys.stderr)
     if missing is not None:
         print(f"meshsys: {missing}", file=sys.stderr)

@@ -13,7 +13,9 @@ from typing import Any
 
 from meshsys.arguments import add_config, command, number
 from meshsys.errors import ConfigError
+from meshsys.files import writable, write_whole
 from meshsys.search_command import add_search_command
+from meshsys.timeline_text import by_rank, rank_table
 from schedules.actions import Schedule, ScheduleError, split_backward
 from schedules.costs import Costs
 from schedules.simulate import Timing
@@ -121,41 +123,31 @@ def _schedule_simulate(args: argparse.Namespace) -> None:
     costs = read_costs(args.costs, "--costs")
     schedule = _schedule(args, costs)
     found = simulate(schedule, costs, args.timing)
-    ranks = {
-        "work": found.work,
-        "peak_activations": found.peak_activations,
-        "peak_weight_stash": found.peak_weight_stash,
-    }
     if args.json:
         sizes = {"stages": schedule.ranks, "microbatches": schedule.microbatches, "chunks": schedule.chunks}
         times = {"makespan": found.makespan, "bubble_fraction": found.bubble_fraction}
-        print(json.dumps({"name": schedule.name, **sizes, "timing": args.timing, **times, **ranks}, indent=2))
+        print(json.dumps({"name": schedule.name, **sizes, "timing": args.timing, **times, **by_rank(found)}, indent=2))
         return
     print(f"{schedule.name}, {args.timing}: {schedule.ranks} ranks, {schedule.microbatches} microbatches")
     print(f"makespan         {found.makespan:.6g}")
     print(f"bubble_fraction  {found.bubble_fraction:.4f}\n")
-    print("rank  " + "  ".join(ranks))
-    for rank, row in enumerate(zip(*ranks.values(), strict=True)):
-        print(f"{rank:4}  " + "  ".join(f"{value:{len(name)}.6g}" for name, value in zip(ranks, row, strict=True)))
+    print(rank_table(found))
 
 
 def _schedule_measure(args: argparse.Namespace) -> None:
     from meshsys.config import load_config
 
     config = load_config(args.config, args.overrides)
-    out = None if args.out is None else Path(os.path.expanduser(args.out))
-    if out is not None and (out.is_dir() or not os.access(out.parent, os.W_OK)):
-        raise ConfigError(f"--out={args.out} cannot be written; give a file in a folder that exists")
+    out = None if args.out is None else writable(args.out, "--out")
 
     from meshsys.assemble import assemble
-    from meshsys.files import write_whole
     from meshsys.measure import measure
 
     measured = measure(assemble(config), args.rounds)
     if out is None:
         print(measured.to_json(), end="")
         return
-    write_whole(out, measured.to_json())
+    write_whole(out, measured.to_json(), "--out")
     print(measured.describe())
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-from pathlib import Path
 from typing import Any
 
 from meshsys.arguments import command, number
 from meshsys.errors import ConfigError
+from meshsys.files import writable, write_whole
+from meshsys.timeline_text import by_rank, rank_table
 from schedules.actions import ScheduleError
 
 __all__ = ["add_search_command"]
@@ -31,9 +31,7 @@ def add_search_command(views: Any, add_costs: Any) -> None:
         help="microbatch activations that a rank may hold (default: P, as many as 1f1b)",
     )
     add_costs(search)
-    search.add_argument(
-        "--seconds", metavar="S", type=number(float, 1, 1e6), default=30.0, help="effort (default: 30)"
-    )
+    search.add_argument("--seconds", metavar="S", type=number(float, 1, 1e6), default=30.0, help="effort (default: 30)")
     search.add_argument("--seed", metavar="N", type=number(int, 0, 2**31 - 1), default=0)
     search.add_argument("--out", metavar="CSV", help="a file to write the schedule to")
     search.add_argument("--json", action="store_true", help="as JSON")
@@ -54,12 +52,12 @@ def _schedule_search(args: argparse.Namespace) -> None:
     except ScheduleError as error:
         option, _, rest = str(error).partition("=")  # it begins with the number that is out of range
         raise ConfigError(f"{_OPTIONS[option]}={rest}" if option in _OPTIONS else str(error)) from None
-    out = None if args.out is None else _writable(args.out)
+    out = None if args.out is None else writable(args.out, "--out")
     answer = search(question)
     if answer.note is not None:
         print(answer.note, file=sys.stderr)
     if out is not None:
-        _write(out, to_csv(answer.schedule, timeline(answer.schedule)), args.out)
+        write_whole(out, to_csv(answer.schedule, timeline(answer.schedule)), "--out")
     found = answer.timeline
     figures: dict[str, Any] = {
         "makespan": found.makespan,
@@ -67,11 +65,6 @@ def _schedule_search(args: argparse.Namespace) -> None:
         "optimal": answer.optimal,
         "method": answer.method,
         "bubble_fraction": found.bubble_fraction,
-    }
-    ranks = {
-        "work": found.work,
-        "peak_activations": found.peak_activations,
-        "peak_weight_stash": found.peak_weight_stash,
     }
     if args.json:
         asked = {
@@ -84,7 +77,7 @@ def _schedule_search(args: argparse.Namespace) -> None:
             "seconds": question.seconds,
             "seed": question.seed,
         }
-        print(json.dumps({**asked, **figures, **ranks}, indent=2))
+        print(json.dumps({**asked, **figures, **by_rank(found)}, indent=2))
         return
     proved = "proved optimal" if answer.optimal else "not proved optimal"
     print(
@@ -95,26 +88,4 @@ def _schedule_search(args: argparse.Namespace) -> None:
     print(f"lower_bound      {answer.lower_bound:.6g}")
     print(f"method           {answer.method}, {proved}")
     print(f"bubble_fraction  {found.bubble_fraction:.4f}\n")
-    print("rank  " + "  ".join(ranks))
-    for rank, row in enumerate(zip(*ranks.values(), strict=True)):
-        print(f"{rank:4}  " + "  ".join(f"{value:{len(name)}.6g}" for name, value in zip(ranks, row, strict=True)))
-
-
-def _writable(name: str) -> Path:
-    """Refuses before the search what could not be written after it."""
-    path = Path(os.path.expanduser(name))
-    if path.is_dir() or not path.parent.is_dir():
-        reason = "is a folder" if path.is_dir() else f"lies in {path.parent}, which is no folder"
-        raise ConfigError(f"--out={name} {reason}; give the path of a file to write")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigError(f"--out={name} cannot be written; give another path")
-    return path
-
-
-def _write(path: Path, text: str, name: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise ConfigError(f"--out={name} cannot be written: {error.strerror}; give another path") from None
+    print(rank_table(found))

@@ -18,6 +18,7 @@ from typing import Any
 from meshsys.config import Config
 from meshsys.cost_file import read_costs
 from meshsys.errors import ConfigError
+from meshsys.files import write_whole
 from schedules.actions import Schedule, ScheduleError, from_csv, to_csv
 from schedules.search import ALGORITHM, Question, search
 from schedules.ticks import timeline
@@ -62,11 +63,9 @@ def searched(config: Config) -> tuple[Schedule, str]:
         "schedule": to_csv(answer.schedule, timeline(answer.schedule)),
     }
     text = json.dumps(record, indent=2) + "\n"
-    with suppress(OSError):  # without a cache the next run searches again
+    with suppress(OSError, ConfigError):  # without a cache the next run searches again
         cache.parent.mkdir(parents=True, exist_ok=True)
-        temporary = cache.with_name(f".{cache.name}.{os.getpid()}.tmp")
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, cache)
+        write_whole(cache, text)
     return answer.schedule, text
 
 

@@ -21,6 +21,7 @@ from meshsys.checkpoint import Checkpoints
 from meshsys.config import Config, to_yaml
 from meshsys.data import Loader, make_loader
 from meshsys.errors import ConfigError
+from meshsys.files import write_whole
 from meshsys.mesh import ensure_devices, make_mesh
 from meshsys.metrics import MetricsWriter
 from meshsys.planner import Plan, plan_of
@@ -82,10 +83,10 @@ def _run(
         state = step.from_canonical(restored[0])
         taken = int(state.step)
         _print(f"resuming {config.run.name} after step {taken}")
-    _write(folder / "config.yaml", to_yaml(config))
-    _write(folder / "plan.json", plan.to_json())
+    write_whole(folder / "config.yaml", to_yaml(config))
+    write_whole(folder / "plan.json", plan.to_json())
     if assembly.search_record is not None:
-        _write(folder / RECORD, assembly.search_record)
+        write_whole(folder / RECORD, assembly.search_record)
     metrics = MetricsWriter(folder, taken)
 
     def save(taken: int, state: State, position: dict[str, Any]) -> None:
@@ -181,12 +182,6 @@ def _check_same_model(config: Config, meta: dict[str, Any]) -> None:
 
 def _print(line: str) -> None:
     print(line, flush=True)
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
 
 
 @contextmanager

@@ -127,7 +127,7 @@ def test_the_command_writes_a_file_that_the_others_read(capsys, monkeypatch, tmp
     (tmp_path / "c.yaml").write_text("run: {name: tiny}\ndata: {sequence_length: 8}\n")
     command = ["schedule", "measure", "c.yaml", "--rounds", "1", *sizes, "pipeline.microbatches=2"]
     assert main([*command, "--out", "nowhere/costs.json"]) == 2
-    assert "--out=nowhere/costs.json cannot be written; give a file in a folder" in capsys.readouterr().err
+    assert "--out=nowhere/costs.json cannot be written: No such file or directory; " in capsys.readouterr().err
     assert main([*command, "--out", "costs.json"]) == 0
     assert "milliseconds on cpu" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.yaml", "costs.json"]

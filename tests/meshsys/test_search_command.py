@@ -45,7 +45,7 @@ def test_text_names_bound_and_method(capsys):
         (["--costs", "nowhere.json"], "--costs=nowhere.json cannot be read"),
         (["--timing", "free"], "use lockstep, asynchronous"),
         (["--seconds", "0"], "--seconds: 0 must be a number"),
-        (["--out", "nowhere/found.csv"], "--out=nowhere/found.csv lies in nowhere, which is no folder"),
+        (["--out", "nowhere/found.csv"], "--out=nowhere/found.csv cannot be written: No such file"),
         (["--out", "."], "--out=. is a folder"),
     ],
 )

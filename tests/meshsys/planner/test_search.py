@@ -109,6 +109,28 @@ def test_out_needs_search(tmp_path, capsys):
     assert "--search" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [
+        ("nowhere/best.yaml", "cannot be written: No such file or directory; give"),
+        ("one.yaml/best.yaml", "cannot be written: Not a directory; give"),
+        (".", "is a folder; give"),
+        ("", "is a folder; give"),
+        ("a" * 300, "cannot be written: File name too long; give"),
+        ("/dev/null", "is no regular file; give"),
+    ],
+)
+def test_an_out_that_cannot_be_written(monkeypatch, tmp_path, capsys, out, words):
+    """Is refused before the search."""
+    monkeypatch.setattr("meshsys.planner.search", lambda config: pytest.fail("it searched"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one.yaml").write_text(to_yaml(config()))
+    assert main(["plan", "one.yaml", "--search", "--out", out]) == 2
+    printed, err = capsys.readouterr()
+    assert printed == "" and err.startswith(f"meshsys: error: --out={out} {words}") and err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["one.yaml"]
+
+
 # --- The estimate ---------------------------------------------------------------------------------------------
 
 
