@@ -19,7 +19,7 @@ from meshsys.data import load_tokenizer
 from meshsys.errors import ConfigError
 from meshsys.planner import memory
 from meshsys.planner.estimate import estimate
-from meshsys.planner.plan import ChoicePlan, SearchPlan
+from meshsys.planner.plan import ChoicePlan, LayoutPlan, SearchPlan
 from meshsys.torus import Topology
 from meshsys.torus.generations import Chip
 from models import ModelConfig
@@ -44,14 +44,7 @@ class _Candidate:
 
     bound: float
     recompute: int
-    data: int
-    fsdp: int
-    tensor: int
-    pipe: int
-    chunks: int
-    microbatches: int
-    schedule: str
-    remat: str
+    layout: LayoutPlan
 
 
 def search(config: Config) -> SearchPlan:
@@ -78,7 +71,7 @@ def search(config: Config) -> SearchPlan:
             break
         candidate = heapq.heappop(queue)
         tried += 1
-        choice = _evaluate(config, candidate, chip)
+        choice = _evaluate(config, candidate.layout, chip)
         if choice is not None:
             found.append(choice)
             fitting += choice.fits
@@ -87,25 +80,23 @@ def search(config: Config) -> SearchPlan:
     return SearchPlan(str(topology), int(chip.hbm), MARGIN, tried + len(queue), tuple(found))
 
 
-def config_of(config: Config, choice: ChoicePlan) -> Config:
-    """The configuration with a choice's mesh and pipeline."""
+def config_of(config: Config, layout: LayoutPlan) -> Config:
+    """The configuration with a layout's mesh and pipeline."""
     axes = config.mesh.axes.model_copy(
-        update={"data": choice.data, "fsdp": choice.fsdp, "tensor": choice.tensor, "pipe": choice.pipe}
+        update={"data": layout.data, "fsdp": layout.fsdp, "tensor": layout.tensor, "pipe": layout.pipe}
         | {"expert": 1, "context": 1}
     )
     pipeline = config.pipeline.model_copy(
         update={
-            "schedule": choice.schedule,
-            "microbatches": choice.microbatches,
-            "chunks": choice.chunks if choice.chunks > 1 else None,
-            "remat": choice.remat,
+            "schedule": layout.schedule,
+            "microbatches": layout.microbatches,
+            "chunks": layout.chunks if layout.chunks > 1 else None,
+            "remat": layout.remat,
             "group": None,
             "split_backward": None,
         }
     )
-    return config.model_copy(
-        update={"mesh": config.mesh.model_copy(update={"axes": axes}), "pipeline": pipeline}
-    )
+    return config.model_copy(update={"mesh": config.mesh.model_copy(update={"axes": axes}), "pipeline": pipeline})
 
 
 # --- Candidates -----------------------------------------------------------------------------------------------
@@ -147,8 +138,8 @@ def _candidates(config: Config, devices: int, vocabulary: int, chip: Chip) -> It
         for microbatches in _microbatches(batch // (data * fsdp), pipe):
             for schedule, chunks in _schedules(known, pipe, model.layers):
                 for recompute, remat in enumerate(_REMATS):
-                    bound = _bound(config, vocabulary, shape, microbatches, schedule, chunks, remat, chip)
-                    yield _Candidate(bound, recompute, *shape, chunks, microbatches, schedule, remat)
+                    layout = LayoutPlan(*shape, chunks, microbatches, schedule, remat)
+                    yield _Candidate(_bound(config, vocabulary, layout, chip), recompute, layout)
 
 
 def _meshes(devices: int) -> Iterator[tuple[int, int, int, int]]:
@@ -188,46 +179,34 @@ def _layer_parameters(model: ModelConfig) -> int:
     return model.d_model * (model.head_dim * (2 * model.heads + 2 * model.num_kv_heads) + 3 * model.d_ff)
 
 
-def _bound(
-    config: Config,
-    vocabulary: int,
-    shape: tuple[int, int, int, int],
-    microbatches: int,
-    schedule: str,
-    chunks: int,
-    remat: str,
-    chip: Chip,
-) -> float:
+def _bound(config: Config, vocabulary: int, layout: LayoutPlan, chip: Chip) -> float:
     """No step takes less: the busiest rank's products at the peak, and a bubble of one pass for the farthest rank."""
-    model = config.model
-    data, fsdp, tensor, pipe = shape
-    tokens = config.data.batch_size * config.data.sequence_length / (data * fsdp * microbatches)
+    model, pipe = config.model, layout.pipe
+    sequences = config.data.batch_size / (layout.data * layout.fsdp * layout.microbatches)
+    tokens = sequences * config.data.sequence_length
     attention = 4.0 * config.data.sequence_length * model.heads * model.head_dim
-    layer = tokens * (2.0 * _layer_parameters(model) + attention) / tensor
-    head = tokens * 2.0 * model.d_model * vocabulary / tensor
-    passes = 4 if remat == "full" else 3
+    layer = tokens * (2.0 * _layer_parameters(model) + attention) / layout.tensor
+    head = tokens * 2.0 * model.d_model * vocabulary / layout.tensor
+    passes = 4 if layout.remat == "full" else 3
     per_rank = max(passes * layer * math.ceil(model.layers / pipe), passes * layer * (model.layers // pipe) + 3 * head)
-    fill = 0.0 if schedule.startswith("zb") else (pipe - 1) / chunks * layer * (model.layers // pipe)
-    return (microbatches * per_rank + fill) / chip.flops
+    fill = 0.0 if layout.schedule.startswith("zb") else (pipe - 1) / layout.chunks * layer * (model.layers // pipe)
+    return (layout.microbatches * per_rank + fill) / chip.flops
 
 
 # --- In full --------------------------------------------------------------------------------------------------
 
 
-def _evaluate(config: Config, candidate: _Candidate, chip: Chip) -> ChoicePlan | None:
+def _evaluate(config: Config, layout: LayoutPlan, chip: Chip) -> ChoicePlan | None:
     """None where the parts do not fit together after all."""
-    names = ("data", "fsdp", "tensor", "pipe", "chunks", "microbatches", "schedule", "remat")
-    values = {name: getattr(candidate, name) for name in names}
-    empty = ChoicePlan(**values, step_seconds=0.0, bubble_fraction=0.0, mfu=0.0, bytes=0, fits=False)
     try:
-        assembly = assemble(config_of(config, empty))
+        assembly = assemble(config_of(config, layout))
     except ConfigError:
         return None
     time = estimate(assembly)
     assert time is not None
     size = memory.on_device(assembly, memory.waiting_values(assembly)).total
     return ChoicePlan(
-        **values,
+        **vars(layout),
         step_seconds=time.step_seconds,
         bubble_fraction=time.bubble_fraction,
         mfu=time.mfu,

@@ -17,6 +17,7 @@ __all__ = [
     "CollectivePlan",
     "CompiledPlan",
     "EstimatePlan",
+    "LayoutPlan",
     "MemoryPlan",
     "MeshPlan",
     "Plan",
@@ -289,15 +290,11 @@ class CompiledPlan:
     mfu: float | None
 
 
-@dataclass(frozen=True)
-class ChoicePlan:
-    """One row of a search: mesh axes and pipeline options, and what they come to.
+@dataclass(frozen=True, order=True)
+class LayoutPlan:
+    """How a model lies on a topology: the mesh axes and pipeline options that a search chooses.
 
-    Attributes:
-        step_seconds, bubble_fraction, mfu: as in `EstimatePlan`.
-        bytes: of each device, predicted.
-        fits: within the search's limit and margin.
-        verified: the compiler's bytes, where it was asked and accepted them.
+    It is ordered so that a search that finds several as good always takes them in the same order.
     """
 
     data: int
@@ -308,6 +305,19 @@ class ChoicePlan:
     microbatches: int
     schedule: str
     remat: str
+
+
+@dataclass(frozen=True)
+class ChoicePlan(LayoutPlan):
+    """One row of a search: a layout, and what it comes to.
+
+    Attributes:
+        step_seconds, bubble_fraction, mfu: as in `EstimatePlan`.
+        bytes: of each device, predicted.
+        fits: within the search's limit and margin.
+        verified: the compiler's bytes, where it was asked and accepted them.
+    """
+
     step_seconds: float
     bubble_fraction: float
     mfu: float

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,9 +62,24 @@ def solve(question: Question, shape: Shape, beat: float, effort: float) -> Solut
     scale = _scale([*shape.times.ravel(), *shape.delay_before, *shape.delay_after])
     if scale is None:
         return Solution(None, False)
-    if question.timing == "lockstep":
-        return _in_step(shape, scale, beat, effort, question.seed)
-    return _running_free(shape, scale, beat, effort, question.seed)
+    most = _below(beat, scale)
+    if most < 0:
+        return Solution(None, True)
+
+    from ortools.sat.python import cp_model
+
+    model = cp_model.CpModel()
+    makespan, words = (_in_step if question.timing == "lockstep" else _running_free)(model, shape, scale, most)
+    model.minimize(makespan)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = question.seed % 2**31
+    solver.parameters.max_deterministic_time = effort
+    status = solver.solve(model)
+    closed = status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return Solution(None, closed)
+    return Solution(words(solver.value), closed, solver.objective_value / scale)
 
 
 def _scale(times: Sequence[float]) -> int | None:
@@ -81,30 +96,16 @@ def _below(beat: float, scale: int) -> int:
     return math.ceil(beat * scale - 1e-4) - 1
 
 
-def _run(model: Any, effort: float, seed: int) -> tuple[Any, bool, bool]:
-    """The solver, whether it has a solution, and whether it has ended."""
-    from ortools.sat.python import cp_model
-
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = seed % 2**31
-    solver.parameters.max_deterministic_time = effort
-    status = solver.solve(model)
-    return solver, status in (cp_model.OPTIMAL, cp_model.FEASIBLE), status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
+# The makespan of a model, times the scale and at most `most`, and what reads `Solution.words` from the solver's values.
+_Model = tuple[Any, Callable[[Callable[[Any], int]], list[list[int]]]]
 
 
-def _in_step(shape: Shape, scale: int, beat: float, effort: float, seed: int) -> Solution:
+def _in_step(model: Any, shape: Shape, scale: int, most: int) -> _Model:
     """One truth value for each stage, kind and tick, and one for each tick and length: is the tick at least as long?"""
-    from ortools.sat.python import cp_model
-
     levels = np.unique(np.round(shape.times * scale).astype(int))
-    most = _below(beat, scale)
-    if most < 0:
-        return Solution(None, True)
     ticks = 3 * shape.Q * shape.M
     if levels[0] > 0:
         ticks = min(ticks, most // int(levels[0]))
-    model = cp_model.CpModel()
     runs = [[[model.new_bool_var("") for _ in range(ticks)] for _ in range(3)] for _ in range(shape.Q)]
     long = [[model.new_bool_var("") for _ in levels] for _ in range(ticks)]
     # count[q][kind][t]: how many have run before tick t.
@@ -125,23 +126,26 @@ def _in_step(shape: Shape, scale: int, beat: float, effort: float, seed: int) ->
         if t:
             model.add_implication(long[t][0], long[t - 1][0])  # ticks that are not used come last
         for rank in range(shape.P):
+            model.add_at_most_one(runs[q][kind][t] for q, kind, _ in _cells(shape, rank))
             mine = range(rank * shape.V, (rank + 1) * shape.V)
-            model.add_at_most_one(runs[q][kind][t] for q in mine for kind in range(3))
             model.add(sum(count[q][0][t + 1] - count[q][2][t + 1] for q in mine) <= shape.pairs)
     heights = np.diff(levels, prepend=0).tolist()
     makespan = sum(heights[level] * long[t][level] for t in range(ticks) for level in range(len(levels)))
     model.add(makespan <= most)
-    model.minimize(makespan)
-    solver, found, closed = _run(model, effort, seed)
-    if not found:
-        return Solution(None, closed)
-    words = []
-    for rank in range(shape.P):
-        cells = [(rank * shape.V + cell // 3, cell % 3, cell) for cell in range(3 * shape.V)]
-        words.append(
-            [next((cell for q, kind, cell in cells if solver.value(runs[q][kind][t])), -1) for t in range(ticks)]
-        )
-    return Solution(words, closed, solver.objective_value / scale)
+
+    def words(value: Callable[[Any], int]) -> list[list[int]]:
+        return [
+            [next((cell for q, kind, cell in _cells(shape, rank) if value(runs[q][kind][t])), -1) for t in range(ticks)]
+            for rank in range(shape.P)
+        ]
+
+    return makespan, words
+
+
+def _cells(shape: Shape, rank: int) -> Iterator[tuple[int, int, int]]:
+    """The (column, kind) of each number in the words of a rank."""
+    for cell in range(3 * shape.V):
+        yield rank * shape.V + cell // 3, cell % 3, cell
 
 
 def _needs(shape: Shape, q: int, kind: int) -> list[tuple[int, int]]:
@@ -153,19 +157,11 @@ def _needs(shape: Shape, q: int, kind: int) -> list[tuple[int, int]]:
     return [(q, 0), *([(int(shape.after[q]), 1)] if shape.after[q] < shape.Q else [])]
 
 
-def _running_free(shape: Shape, scale: int, beat: float, effort: float, seed: int) -> Solution:
+def _running_free(model: Any, shape: Shape, scale: int, most: int) -> _Model:
     """One interval for each action and for each pair that is held; messages do not queue on links."""
-    from ortools.sat.python import cp_model
-
-    horizon = _below(beat, scale)
-    if horizon < 0:
-        return Solution(None, True)
-    model = cp_model.CpModel()
-    makespan = model.new_int_var(0, horizon, "")
+    makespan = model.new_int_var(0, most, "")
     times = np.round(shape.times * scale).astype(int).tolist()
-    starts = [
-        [[model.new_int_var(0, horizon, "") for _ in range(shape.M)] for _ in range(3)] for _ in range(shape.Q)
-    ]
+    starts = [[[model.new_int_var(0, most, "") for _ in range(shape.M)] for _ in range(3)] for _ in range(shape.Q)]
     held: list[list[Any]] = [[] for _ in range(shape.P)]
     busy: list[list[Any]] = [[] for _ in range(shape.P)]
     for q in range(shape.Q):
@@ -181,22 +177,18 @@ def _running_free(shape: Shape, scale: int, beat: float, effort: float, seed: in
                     model.add(start >= starts[other][what][m] + times[other][what] + round(delay * scale))
         for m in range(shape.M):
             first, last = starts[q][0][m], starts[q][2][m]
-            length = model.new_int_var(0, horizon, "")
+            length = model.new_int_var(0, most, "")
             held[q // shape.V].append(model.new_interval_var(first, length, last + times[q][2], ""))
     for rank in range(shape.P):
         model.add_no_overlap(busy[rank])
         model.add_cumulative(held[rank], [1] * len(held[rank]), shape.pairs)
-    model.minimize(makespan)
-    solver, found, closed = _run(model, effort, seed)
-    if not found:
-        return Solution(None, closed)
-    words = []
-    for rank in range(shape.P):
+
+    def words(value: Callable[[Any], int]) -> list[list[int]]:
         # Of actions that take no time and start together, those that others need go first.
-        cells = [
-            (solver.value(starts[rank * shape.V + cell // 3][cell % 3][m]), cell % 3, cell)
-            for cell in range(3 * shape.V)
-            for m in range(shape.M)
+        order = [
+            sorted((value(start), kind, cell) for q, kind, cell in _cells(shape, rank) for start in starts[q][kind])
+            for rank in range(shape.P)
         ]
-        words.append([cell for _, _, cell in sorted(cells)])
-    return Solution(words, closed, solver.objective_value / scale)
+        return [[cell for _, _, cell in row] for row in order]
+
+    return makespan, words
