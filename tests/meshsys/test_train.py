@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
-from meshsys import train as module
 from meshsys.config import Config, to_yaml
 from meshsys.errors import ConfigError
 from meshsys.metrics import MetricsWriter
@@ -301,26 +300,6 @@ def test_a_gradient_that_is_not_finite(config_of, tmp_path, capsys):
 
 
 # --- Signals, from outside ------------------------------------------------------------------------------------------
-
-
-def test_signals_before_and_after_the_first_step(monkeypatch):
-    """Before it the first signal ends the process, afterwards the second."""
-    ended = []
-    monkeypatch.setattr(module, "_exit_now", lambda number, when: ended.append((number, when)))
-
-    def send(number: signal.Signals) -> None:
-        os.kill(os.getpid(), number)
-        time.sleep(0.1)
-
-    with module._signals() as signals:
-        send(signal.SIGTERM)
-        assert ended == [(signal.SIGTERM, "before the first step: nothing is lost")]
-    with module._signals() as signals:
-        signals.wait_for_step = True
-        send(signal.SIGTERM)
-        assert signals.caught is signal.SIGTERM and len(ended) == 1
-        send(signal.SIGINT)
-        assert ended[1:] == [(signal.SIGINT, "at once")]
 
 
 class Process:
