@@ -1,33 +1,20 @@
 """What a hostile or clumsy user types, through the real command line: each mistake is one line that names the option,
-its value and the way out, and leaves nothing behind; what is merely odd is not refused.
+its value and the way out, and leaves nothing behind. What is merely odd is in test_odd_input.py.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import jax
 import pytest
 
 from meshsys.cli import main
+from tests.meshsys.user_files import GOOD, TWO_RANKS, content, write
 
 ROOT = Path(__file__).resolve().parents[2]
-
-GOOD = """\
-run: {name: tiny}
-model: {layers: 4, d_model: 16, heads: 2, d_ff: 32}
-data: {source: text.txt, sequence_length: 16, batch_size: 8}
-train: {steps: 2}
-"""
-
-TEXT = "All is well that ends well.\n" * 40
-
-TWO_RANKS = "0F0,0F1,0I0,0W0,0I1,0W1\n1F0,1I0,1W0,1F1,1I1,1W1\n"
 
 # CSV schedules for two ranks and two microbatches: (what the file holds, what the message must hold).
 BAD_CSV = {
@@ -75,8 +62,6 @@ BAD_CSV = {
         "pipeline.microbatches=2, but pipeline.schedule=csv:bad.csv is made for 1",
     ),
 }
-
-TOKENIZER = json.dumps({"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}})
 
 BAD_TOKENIZERS = {
     "empty.json": b"",
@@ -404,25 +389,6 @@ BAD_FILES: dict[str, tuple[str | bytes, str]] = {
 
 
 @pytest.fixture
-def folder(monkeypatch, tmp_path):
-    """A working directory with a configuration that would run, and a text; JAX has its 8 devices."""
-    assert jax.device_count() == 8
-    (tmp_path / "good.yaml").write_text(GOOD)
-    (tmp_path / "text.txt").write_text(TEXT)
-    (tmp_path / "two.csv").write_text(TWO_RANKS)
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "bad_config").mkdir()
-    (tmp_path / "bad_config" / "tokenizer.json").write_text(TOKENIZER)
-    (tmp_path / "bad_config" / "tokenizer_config.json").write_text("{")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def content(folder: Path) -> set[Path]:
-    return set(folder.rglob("*"))
-
-
-@pytest.fixture
 def refused(capsys, folder):
     """Runs a command that must fail, and returns its message."""
 
@@ -441,10 +407,6 @@ def refused(capsys, folder):
 
 
 both = pytest.mark.parametrize("command", ["train", "plan"])
-
-
-def write(name: str, held: str | bytes) -> None:
-    Path(name).write_bytes(held if isinstance(held, bytes) else held.encode())
 
 
 @both
@@ -673,186 +635,3 @@ def test_report_of_damaged_metrics(capsys, folder, held):
     write("runs/tiny/metrics.jsonl", held)
     assert main(["report", "tiny"]) == 0
     assert capsys.readouterr() == ("runs/tiny/report.html\n", "")
-
-
-# What is odd and right
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["train.learning_rate=1e-3"],
-        ["train.learning_rate=1E-3", "train.weight_decay=.5", "train.gradient_clip=1."],
-        ["train.steps=+5"],
-        ["train.steps=5 # five"],
-        [" train.steps =5"],
-        ["train={steps: 5, warmup_steps: 9}"],
-        ['train={"steps": 5}'],
-        ["mesh.topology=4", "mesh.axes={pipe: 2}"],
-        ["mesh.topology=2x2x2", "mesh={axes: {tensor: 2}, topology: '2'}"],
-        ["mesh.topology=v5e:2x4", "mesh.axes.pipe=4"],
-        ["mesh.topology=1x1x1x1"],
-        ["run.name='quoted'"],
-        ["run.name=12"],
-        ["run.name=true_story"],
-        ["run.dir=null"],
-        ["run.dir=a=b"],
-        ["run.dir='  '"],
-        ["run.dir=~nobody-here/a"],
-        ["data.source=./folder/../text.txt"],
-        ["data.source=*.txt"],
-        ["data.source=."],
-        ["pipeline.chunks="],
-        ["pipeline.chunks=1"],
-        ["pipeline.schedule=interleaved_1f1b", "pipeline.chunks=1"],
-        ["pipeline.remat=names:context,context"],
-        ["model.kv_heads=1", "model.dropout=0", "model.rope_theta=10000"],
-        ["model.vocab_size=264"],
-        ["model.layers=1"],
-        ["train.steps=5", "train.steps=6"],
-        ["pipeline.split_backward=False"],
-        ["--json"],
-    ],
-    ids=" ".join,
-)
-def test_odd_overrides(capsys, folder, overrides):
-    assert main(["plan", "good.yaml", *overrides]) == 0
-    out, err = capsys.readouterr()
-    assert out and err == ""
-
-
-@pytest.mark.parametrize(
-    "held",
-    [
-        GOOD.replace("\n", "\r\n"),
-        "\ufeff" + GOOD,
-        "---\n" + GOOD + "...\n",
-        "# comment\n\n" + GOOD + "\n# end",
-        GOOD.removesuffix("\n"),
-        GOOD.replace("layers: 4", "layers: &four 4").replace("steps: 2", "steps: *four"),
-        json.dumps({"run": {"name": "tiny"}, "data": {"source": "text.txt"}}),
-        "run:\n  name: >-\n    tiny\ndata:\n  source: |-\n    text.txt\n",
-    ],
-    ids=range(8),
-)
-def test_odd_files(capsys, folder, held):
-    write("my config é.yml", held)
-    assert main(["plan", "./folder/../my config é.yml"]) == 0
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(
-    "held",
-    [
-        TWO_RANKS.replace("\n", "\r\n"),
-        "\ufeff" + TWO_RANKS,
-        TWO_RANKS.replace(",", " , ").replace("\n", "\n\n"),
-        TWO_RANKS.replace("0F0,", ",,0F0,,"),
-        TWO_RANKS.replace("0F0", '"0F0"').removesuffix("\n"),
-        TWO_RANKS.replace("1I0,1W0,1F1", "1I0,(1F1;1W0)OVERLAP_F_B"),
-        "0F0,0F1,0B0,0B1\n1F0,1I0,1W0,1F1,1B1\n",
-    ],
-    ids=range(7),
-)
-def test_odd_csv(capsys, folder, held):
-    write("my schedule é.csv", held)
-    two = ["mesh.topology=2", "mesh.axes.pipe=2", "pipeline.microbatches=2"]
-    assert main(["plan", "good.yaml", *two, "pipeline.schedule=csv:folder/../my schedule é.csv"]) == 0
-    assert capsys.readouterr().err == ""
-
-
-# Edges that train
-
-
-def losses(run: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-@pytest.fixture(scope="module")
-def one_device(tmp_path_factory) -> list[float]:
-    """The losses of GOOD's two steps."""
-    folder = tmp_path_factory.mktemp("one_device")
-    (folder / "good.yaml").write_text(GOOD)
-    (folder / "text.txt").write_text(TEXT)
-    paths = [f"data.source={folder / 'text.txt'}", f"run.dir={folder / 'run'}"]
-    assert main(["train", str(folder / "good.yaml"), *paths]) == 0
-    return losses(folder / "run")
-
-
-V_SHAPED = "0F0,0F1,3F0,3B0,3F1,3B1,0B0,0B1\n1F0,2F0,1F1,2F1,2B0,1B0,2B1,1B1\n"
-
-# Layouts of one model, and so of the same losses; layers are 4 and sequences 8.
-LAYOUTS = {
-    "fewer microbatches than ranks": ["mesh.topology=4", "mesh.axes.pipe=4", "pipeline.microbatches=2"],
-    "one microbatch": ["mesh.topology=4", "mesh.axes.pipe=4", "pipeline.schedule=zb_h1"],
-    "three ranks, four microbatches": [
-        "mesh.topology=3",
-        "mesh.axes.pipe=3",
-        "pipeline={schedule: zb_h1, microbatches: 4}",
-    ],
-    "more stages than layers": [
-        "mesh.topology=2",
-        "mesh.axes.pipe=2",
-        "pipeline={schedule: interleaved_1f1b, chunks: 3, microbatches: 4}",
-    ],
-    "part of a torus": ["mesh.topology=2x2x2", "mesh.axes={pipe: 2, tensor: 2}", "pipeline.microbatches=2"],
-    "tensor alone": ["mesh.topology=2", "mesh.axes.tensor=2"],
-    "V-shaped": ["mesh.topology=2", "mesh.axes.pipe=2", "pipeline={schedule: 'csv:v.csv', microbatches: 2}"],
-    "full backwards": ["mesh.topology=2", "mesh.axes.pipe=2", "pipeline={microbatches: 2, split_backward: false}"],
-    "offload": ["mesh.topology=2", "mesh.axes.pipe=2", "pipeline={remat: 'offload:context,mlpwi_0', microbatches: 2}"],
-    "fsdp, tick by tick": [
-        "mesh.topology=2x2",
-        "mesh.axes={pipe: 2, fsdp: 2}",
-        "pipeline={fsdp_gather: tick, microbatches: 2}",
-    ],
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("overrides", LAYOUTS.values(), ids=LAYOUTS)
-def test_layouts_train_alike(folder, one_device, overrides):
-    write("v.csv", V_SHAPED)
-    assert main(["train", "good.yaml", *overrides]) == 0
-    assert losses(folder / "runs" / "tiny") == pytest.approx(one_device, rel=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["model.layers=2", "mesh.topology=4", "mesh.axes.pipe=4", "pipeline.microbatches=2"],
-        ["model.layers=1"],
-        ["model.tie_embeddings=true", "mesh.topology=2", "mesh.axes.pipe=2", "pipeline.microbatches=4"],
-        ["model.dtype=bfloat16", "mesh.topology=2", "mesh.axes.pipe=2", "pipeline.microbatches=4"],
-        ["model.dtype=bfloat16", "model.param_dtype=bfloat16", "pipeline.remat=full"],
-        ["model.kv_heads=1", "mesh.topology=2", "mesh.axes.tensor=2"],
-        ["data.batch_size=1", "data.sequence_length=2"],
-        ["model.d_model=2", "model.heads=1", "model.d_ff=1", "model.vocab_size=1000"],
-        ["train.steps=1", "train.warmup_steps=1000", "train.gradient_clip=0", "checkpoint.every=1"],
-    ],
-    ids=" ".join,
-)
-def test_edges_train(folder, overrides):
-    assert main(["train", "good.yaml", *overrides]) == 0
-    assert all(math.isfinite(loss) for loss in losses(folder / "runs" / "tiny"))
-
-
-@pytest.mark.slow
-def test_odd_run_dirs(folder, one_device, capsys):
-    """A folder with spaces and letters of all kinds, through `..` and a link; then the same run goes on."""
-    (folder / "link").symlink_to("folder")
-    command = ["train", "good.yaml", "run.dir=link/../läufe 1/日本 (x)", "run.name=7"]
-    assert main(command) == 0
-    run = folder / "läufe 1" / "日本 (x)"
-    assert losses(run) == one_device
-    assert main([*command, "train.steps=3"]) == 0
-    assert len(losses(run)) == 3 and (run / "report.html").is_file()
-    assert not (folder / "runs").exists()
-    capsys.readouterr()
-
-    for option, value in (("model.d_ff", 64), ("data.sequence_length", 8), ("run.seed", 5), ("data.source", "two.csv")):
-        before = {path: path.read_bytes() for path in content(run) if path.is_file()}
-        assert main([*command, "train.steps=4", f"{option}={value}"]) == 2
-        out, err = capsys.readouterr()
-        assert err.startswith(f"meshsys: error: {option}={value}") and err.count("\n") == 1 and ";" in err
-        assert {path: path.read_bytes() for path in content(run) if path.is_file()} == before
