@@ -1,6 +1,6 @@
 """What a compiled schedule costs, against autodiff of a scan and against one device.
 
-    python scripts/bench_pipeline.py memory|flops|time|compile|all [--json]
+    python scripts/bench_pipeline.py memory|families|flops|time|compile|all [--json]
 
 Runs on fake CPU devices. Memory, FLOPs and program size are XLA's own numbers, the same on every machine; wall
 times are medians of interleaved rounds, best taken on an idle one. Exits with 1 if a target is missed.
@@ -18,7 +18,7 @@ from pathlib import Path
 
 # JAX reads these once, when its backend starts.
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4".strip()
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
 # As a script, Python looks beside this file; the packages are one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -35,6 +35,8 @@ ACTIVE = Size(
 )
 # As wide as the first transformers were: more of what a layer recomputes is what its weight gradients read.
 WIDE = replace(ACTIVE, model=replace(ACTIVE.model, kv_heads=3, d_ff=768))
+# Four layers a rank, two for each chunk of a V.
+DEEP = replace(ACTIVE, model=replace(ACTIVE.model, layers=32), ranks=8)
 ROUNDS = 7
 
 
@@ -62,6 +64,20 @@ def memory() -> Iterator[Row]:
         for what, split, at_most in (("full backwards", False, target), ("I and W apart", True, None)):
             ours = row(f"1f1b, {what}, {which}", schedule_job(size, microbatches, remat="full", split=split))
             yield from (ours, Row("  over the smaller autodiff of a scan", ours.value / least, "x", at_most))
+
+
+def families() -> Iterator[Row]:
+    """Temporary memory of a device under schedules that hold fewer activations than 1f1b."""
+
+    def temporaries(schedule: str) -> float:
+        return schedule_job(DEEP, 32, schedule).compile().memory_analysis().temp_size_in_bytes / 2**20
+
+    base = temporaries("1f1b")
+    yield Row("1f1b, M=32", base, "MiB")
+    for schedule, target in (("zb_h1", None), ("zbv", None), ("v_half", 0.60), ("v_min", 0.48)):
+        found = temporaries(schedule)
+        yield Row(f"{schedule}, M=32", found, "MiB")
+        yield Row("  over 1f1b", found / base, "x", target)
 
 
 def flops() -> Iterator[Row]:
@@ -134,6 +150,7 @@ def compilation() -> Iterator[Row]:
 
 BENCHMARKS = {
     "memory": (memory, str(ACTIVE)),
+    "families": (families, str(DEEP)),
     "flops": (flops, str(SMALL)),
     "time": (wall, str(SMALL)),
     "compile": (compilation, str(SMALL)),
