@@ -35,8 +35,8 @@ ACTIVE = Size(
 )
 # As wide as the first transformers were: more of what a layer recomputes is what its weight gradients read.
 WIDE = replace(ACTIVE, model=replace(ACTIVE.model, kv_heads=3, d_ff=768))
-# Four layers a rank, two for each chunk of a V. What no schedule saves, the stash of one microbatch first of all, is less
-# beside the residuals of longer sequences.
+# Four layers a rank, two for each chunk of a V. What no schedule saves, such as the stash of one microbatch, is little
+# beside the residuals of sequences of this length.
 DEEP = replace(ACTIVE, model=replace(ACTIVE.model, layers=32), sequences=8, length=256, ranks=8)
 ROUNDS = 7
 
