@@ -8,31 +8,32 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import jax
 
+from meshsys.blocks import BlockAction, block_actions, cut_blocks, pipeline_model
 from meshsys.config import Config
 from meshsys.cost_file import read_costs
 from meshsys.data import Tokenizer, check_source, load_tokenizer
 from meshsys.errors import ConfigError
-from meshsys.inputs import abstract_batch, abstract_layer, abstract_params
 from meshsys.searched import searched
 from meshsys.sharding import BATCH_AXES
 from meshsys.torus import Placement, Topology, TopologyError, place
 from models import SAVEABLE_NAMES, Decoder, ModelConfig
 from schedules import families
-from schedules.actions import Schedule, ScheduleError, from_csv, split_backward
+from schedules.actions import Kind, Schedule, ScheduleError, from_csv, split_backward
+from schedules.backward import SplitBlock
 from schedules.costs import Costs
-from schedules.pipeline_model import PipelineModel, SplitModel, split_model
+from schedules.pipeline_model import PipelineModel, SplitModel
 from schedules.program import Program
 from schedules.recompute import add_recompute
 from schedules.remat import Remat
 from schedules.validate import recomputing_stages, validate
 
-__all__ = ["Assembly", "assemble", "cut_blocks", "pipeline_model", "split_blocks"]
+__all__ = ["Assembly", "assemble"]
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ class Assembly:
     Attributes:
         config: with `model.vocab_size` filled in.
         costs: of the schedule's actions, `pipeline.costs`.
-        split: the model's blocks with their backwards cut, for one device's share of a microbatch; shapes of
-            dimensions that `tensor` divides are whole.
+        splits: the model's blocks with their backwards cut, one for each of `program.ways`, for one device's share of
+            a microbatch; shapes of dimensions that `tensor` divides are whole.
         search_record: what a run keeps of the search for its schedule (`meshsys.searched`); None if there was none.
     """
 
@@ -55,7 +56,7 @@ class Assembly:
     decoder: Decoder
     model: PipelineModel
     program: Program
-    split: SplitModel
+    splits: Mapping[str, SplitModel]
     search_record: str | None
 
     @property
@@ -66,6 +67,26 @@ class Assembly:
     def microbatch_size(self) -> int:
         """Sequences in a microbatch, over all devices."""
         return self.config.data.batch_size // self.config.pipeline.microbatches
+
+    @property
+    def x(self) -> jax.ShapeDtypeStruct:
+        """What travels between stages."""
+        return self.splits["layer"].x
+
+    @property
+    def blocks(self) -> Mapping[str, SplitBlock]:
+        """By the names that the program's lifetimes have."""
+        ends = self.splits["layer"]
+        return {"first": ends.first, **{name: split.layer for name, split in self.splits.items()}, "last": ends.last}
+
+    @property
+    def actions(self) -> Mapping[tuple[str, Kind], BlockAction]:
+        """F, I, W and B of each block, and R of layers where it is apart."""
+        return {
+            (name if block == "layer" else block, kind): action
+            for name, (remat, apart) in self.program.ways.items()
+            for (block, kind), action in block_actions(*_sizes(self.config), remat, apart).items()
+        }
 
 
 def assemble(config: Config, *, poison: bool = False) -> Assembly:
@@ -87,11 +108,11 @@ def assemble(config: Config, *, poison: bool = False) -> Assembly:
     decoder = Decoder(config.model)
     model = pipeline_model(decoder)
     remat = _remat(config)
-    split = split_blocks(config, remat, apart=bool(recomputing_stages(schedule)))
-    _check_remat(config, remat, split)
+    _check_remat(config, remat)
     spread = config.pipeline.head == "vocab_parallel"
     program = Program(schedule, config.model.layers, remat, vocab_parallel=spread, poison=poison)
-    return Assembly(config, tokenizer, placement, schedule, costs, decoder, model, program, split, record)
+    splits = {name: cut_blocks(*_sizes(config), *way) for name, way in program.ways.items()}
+    return Assembly(config, tokenizer, placement, schedule, costs, decoder, model, program, splits, record)
 
 
 def _with_vocabulary(config: Config, tokenizer: Tokenizer) -> Config:
@@ -243,35 +264,20 @@ def _remat(config: Config) -> Remat:
         raise ConfigError(f"pipeline.remat={config.pipeline.remat} {error}") from None
 
 
-def split_blocks(config: Config, remat: Remat, *, apart: bool = False) -> SplitModel:
-    """The blocks' backwards, cut under a policy, for one device's share of a microbatch of a checked configuration."""
+def _sizes(config: Config) -> tuple[ModelConfig, int, int]:
+    """The model, and one device's share of a microbatch: sequences and their length."""
     shares = config.pipeline.microbatches * math.prod(getattr(config.mesh.axes, axis) for axis in BATCH_AXES)
-    return cut_blocks(config.model, config.data.batch_size // shares, config.data.sequence_length, remat, apart)
+    return config.model, config.data.batch_size // shares, config.data.sequence_length
 
 
-@lru_cache(maxsize=64)  # a search for a mesh asks for the same few over and over
-def cut_blocks(model: ModelConfig, sequences: int, length: int, remat: Remat, apart: bool = False) -> SplitModel:
-    """The blocks' backwards, cut under a policy, for `sequences` of `length` tokens."""
-    decoder = Decoder(model)
-    params, key = abstract_params(decoder), jax.eval_shape(jax.random.key, 0)
-    layer, batch = abstract_layer(params), abstract_batch(sequences, length)
-    return split_model(pipeline_model(decoder), layer, params["shared"], batch, key, remat, apart=apart)
-
-
-def pipeline_model(decoder: Decoder) -> PipelineModel:
-    """The decoder as a schedule's program needs it."""
-    blocks = (decoder.prepare, decoder.embed, decoder.layer, decoder.head, decoder.embed_part, decoder.head_part)
-    return PipelineModel(*blocks)
-
-
-def _check_remat(config: Config, remat: Remat, split: SplitModel) -> None:
+def _check_remat(config: Config, remat: Remat) -> None:
     """A policy that changes nothing would be a mistake that nobody sees."""
     if not remat.names:
         return
-    idle = [name for name in remat.names if name not in _kept(split)]
+    idle = [name for name in remat.names if name not in _kept(config, remat)]
     if idle:
         others = Remat("names", tuple(name for name in SAVEABLE_NAMES if name not in idle))
-        kept = _kept(split_blocks(config, others))
+        kept = _kept(config, others)
         useful = [name for name in others.names if name in kept]
         raise ConfigError(
             f"pipeline.remat={remat} has no effect for {', '.join(idle)}: the backward does not read "
@@ -279,8 +285,8 @@ def _check_remat(config: Config, remat: Remat, split: SplitModel) -> None:
         )
 
 
-def _kept(split: SplitModel) -> set[str]:
-    return {crossing.name for crossing in split.layer.residuals}
+def _kept(config: Config, remat: Remat) -> set[str]:
+    return {crossing.name for crossing in cut_blocks(*_sizes(config), remat).layer.residuals}
 
 
 def _divisors(size: int, near: int) -> str:

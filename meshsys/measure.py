@@ -115,7 +115,7 @@ def measure(assembly: Assembly, rounds: int = 7) -> Measured:
             calls[kind, name], flops[kind][name] = call, count
     for (kind, name), samples in _samples(calls, rounds).items():
         seconds.setdefault(kind, {})[name] = statistics.median(samples)
-    send, note = send_seconds(assembly.split.x, assembly.schedule.ranks, rounds)
+    send, note = send_seconds(assembly.x, assembly.schedule.ranks, rounds)
     notes = [note, "an action's time is that of its program alone, without the tick around it"]
     if not assembly.program.unroll:
         notes.append("flops count one layer of a stage, whose layers are a loop")
@@ -137,14 +137,16 @@ def _calls(
     if unroll:
         layers = tuple(jax.tree.map(lambda a, i=i: a[i], layers) for i in range(count))
     weights = {"shared": params["shared"], "layers": layers}
-    actions = StageActions(assembly.model, assembly.split, count, first, last, jax.random.key(0), unroll)
+    # Where some stages have R apart, all are measured so.
+    split = next((one for one in assembly.splits.values() if one.layer.recomputed), assembly.splits["layer"])
+    actions = StageActions(assembly.model, split, count, first, last, jax.random.key(0), unroll)
     programs: dict[str, Any] = {}
 
     def run(name: str, function: Callable, *given: PyTree, **options: Any) -> PyTree:
         programs[name] = jax.jit(function, **options).lower(*given).compile()
         return programs[name](*given)
 
-    x = () if first else jnp.zeros(assembly.split.x.shape, assembly.split.x.dtype)
+    x = () if first else jnp.zeros(assembly.x.shape, assembly.x.dtype)
     y, left = run("F", actions.forward, weights, x, batch)
     given = weights, batch, left
     again = run("R", actions.recompute, *given)
@@ -175,7 +177,7 @@ def _calls(
         "W": partial(add, "W", *given, again, stash),
         "B": partial(add, "B", *given, again, y),
     }
-    if not assembly.split.layer.recomputed:
+    if not split.layer.recomputed:
         del calls["R"]
     return {name: (call, _flops(programs[name])) for name, call in calls.items()}
 

@@ -41,6 +41,7 @@ class ProgramTables:
     Attributes:
         layout: which layers are where.
         ways: how layers are treated, a remat policy and whether R is apart; by name, "layer", "layer1", ...
+        block_of: `block_of[stage]` is the name of the stage's way.
         lifetimes: of what waits in slots, by `schedules.buffers.LifetimeKey`.
         table: the tick table.
         branches: of the switch, after the idle one.
@@ -72,17 +73,17 @@ class ProgramTables:
         remats = [remat] * schedule.stages if isinstance(remat, Remat) else remat
         ways = [(one, stage in apart) for stage, one in enumerate(remats)]
         self.ways = {f"layer{n or ''}": way for n, way in enumerate(dict.fromkeys(ways))}
-        block_of = [next(name for name, one in self.ways.items() if one == way) for way in ways]
+        self.block_of = tuple(next(name for name, one in self.ways.items() if one == way) for way in ways)
 
         kinds = self.layout.kinds()
         if vocab_parallel:
             kinds = [(False, count, False) for _, count, _ in kinds]
-        self.lifetimes = self._lifetimes(kinds, block_of)
+        self.lifetimes = self._lifetimes(kinds)
         self.table = build_table(schedule, self.lifetimes.values(), ends=vocab_parallel)
 
         # A branch is an action for a kind of stage and, where code is specific to it, a chunk.
         chunks = self.layout.chunk_of if self.unroll else (0,) * len(kinds)
-        variants = list(zip(kinds, chunks, block_of, strict=True))
+        variants = list(zip(kinds, chunks, self.block_of, strict=True))
         cells = [
             (int(action), variants[stage]) if action else None
             for action, stage in zip(self.table.kind.reshape(-1), self.table.stage.reshape(-1), strict=True)
@@ -91,11 +92,11 @@ class ProgramTables:
         index = {branch: 1 + position for position, branch in enumerate(self.branches)}
         self._branch = np.array([index[cell] if cell else 0 for cell in cells], np.int32).reshape(self.table.kind.shape)
 
-    def _lifetimes(self, kinds: Sequence[StageKind], block_of: Sequence[str]) -> dict[Any, Lifetime]:
+    def _lifetimes(self, kinds: Sequence[StageKind]) -> dict[Any, Lifetime]:
         stages = {
             "first": frozenset(stage for stage, (has_first, _, _) in enumerate(kinds) if has_first),
             **{
-                name: frozenset(s for s, (_, count, _) in enumerate(kinds) if count and block_of[s] == name)
+                name: frozenset(s for s, (_, count, _) in enumerate(kinds) if count and self.block_of[s] == name)
                 for name in self.ways
             },
             "last": frozenset(stage for stage, (_, _, has_last) in enumerate(kinds) if has_last),

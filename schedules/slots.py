@@ -7,7 +7,7 @@ share a slot. A buffer has as many slots as its busiest rank needs, on every ran
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from schedules.actions import Action, Kind, Schedule, ScheduleError
 from schedules.ticks import assign_ticks
 
-__all__ = ["Ends", "Lifetime", "TickTable", "build_table"]
+__all__ = ["Ends", "Lifetime", "TickTable", "build_table", "waits"]
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,24 @@ def build_table(schedule: Schedule, lifetimes: Iterable[Lifetime] = (), *, ends:
     arrivals = tuple(receive[offset] for offset in offsets)
     at_ends = _ends(schedule, ticks, slot_of, inbox_slots, read) if ends else None
     return TickTable(kind, stage, microbatch, read, offsets, arrivals, inbox_slots, slots, counts, at_ends)
+
+
+def waits(schedule: Schedule, start: Kind, end: Kind) -> Iterator[tuple[int, int, int]]:
+    """(stage, first tick, last tick) of what waits from `start` to `end`; a full backward ends what it would start.
+
+    Without a flush a wait may end in the next step; it is then two, from the beginning and until the end of the table.
+    """
+    ticks = assign_ticks(schedule)
+    for action, begins in ticks.items():
+        if action.kind is start:
+            # Without R, say, nothing ends it.
+            for before in (0, schedule.period):
+                m = action.microbatch - before
+                ends = [ticks[one] for kind in (end, Kind.B) if (one := Action(action.stage, kind, m)) in ticks]
+                if ends:
+                    spans = ((0, ends[0]), (begins, max(ticks.values()))) if before else ((begins, ends[0]),)
+                    yield from ((action.stage, *span) for span in spans)
+                    break
 
 
 def _when(action: Action, schedule: Schedule, ticks: dict[Action, int]) -> tuple[int, int] | None:

@@ -12,7 +12,6 @@ import math
 import numpy as np
 
 from meshsys.assemble import Assembly
-from meshsys.planner.blocks import block_actions
 from meshsys.planner.flops import model_flops
 from meshsys.planner.plan import EstimatePlan
 from meshsys.torus.collectives import all_gather, all_reduce, permute, reduce_scatter, span
@@ -36,16 +35,16 @@ def estimate(assembly: Assembly) -> EstimatePlan | None:
     if chip is None:
         return None
     seconds = _action_seconds(assembly, chip)
-    table, layout = assembly.program.table, assembly.program.layout
+    table, layout, block_of = assembly.program.table, assembly.program.layout, assembly.program.block_of
     of = np.zeros((len(TickTable.KINDS), assembly.schedule.stages))
     spread = assembly.config.pipeline.head == "vocab_parallel"
     for stage, (first, count, last) in enumerate(layout.kinds()):
         for number, kind in enumerate(TickTable.KINDS):
             if kind is not None:
                 ends = 0 if spread else first * seconds["first", kind] + last * seconds["last", kind]
-                of[number, stage] = count * seconds["layer", kind] + ends
+                of[number, stage] = count * seconds[block_of[stage], kind] + ends
     ticks = of[table.kind, table.stage]  # 0 where a rank idles
-    x = assembly.split.x
+    x = assembly.x
     hops = max(1, assembly.placement.hops("pipe"))
     send = len([offset for offset in table.offsets if offset]) * permute(x.size * x.dtype.itemsize, hops, chip)
     if spread:
@@ -65,20 +64,19 @@ def estimate(assembly: Assembly) -> EstimatePlan | None:
 
 
 def _action_seconds(assembly: Assembly, chip: Chip) -> dict[tuple[str, Kind], float]:
-    tensor, x = assembly.axes["tensor"], assembly.split.x
+    tensor, x = assembly.axes["tensor"], assembly.x
     total = all_reduce(x.size * x.dtype.itemsize, span(assembly.placement, ["tensor"]), chip)
     gathers = _tick_gathers(assembly, chip)
-    actions = block_actions(assembly)
-    recomputes = assembly.config.pipeline.remat != "none"
-    found = {}
-    for (block, kind), action in actions.items():
+    ways, found = assembly.program.ways, {}
+    for (block, kind), action in assembly.actions.items():
         time = max(action.flops / chip.flops, action.traffic / chip.hbm_bandwidth) / tensor
-        if block == "layer":
-            again = recomputes and kind in (Kind.I, Kind.B) and (block, Kind.R) not in actions
+        if block in ways:
+            remat, apart = ways[block]
+            again = remat.kind != "none" and kind in (Kind.I, Kind.B) and not apart
             time += (_SUMS[kind] + again) * total + gathers
             time += gathers if kind in (Kind.W, Kind.B) else 0.0  # the gradient goes back in shards
         found[block, kind] = time
-    for block in ("first", "layer", "last"):
+    for block in assembly.blocks:
         found.setdefault((block, Kind.R), 0.0)
     return found
 
@@ -96,7 +94,7 @@ def _around(assembly: Assembly, chip: Chip) -> float:
     each_tick = assembly.config.pipeline.fsdp_gather == "tick"
     layers = _layer_bytes(assembly) * math.prod(assembly.program.layout.table.shape[1:])
     parameters = count_parameters(assembly.config.model)
-    itemsize = assembly.split.x.dtype.itemsize
+    itemsize = assembly.x.dtype.itemsize
     ends = parameters * itemsize / axes["tensor"] - _layer_bytes(assembly) * assembly.config.model.layers
     widened = 4 / itemsize  # gradients are float32
     fsdp, both = span(placement, ["fsdp"]), span(placement, ["pipe", "fsdp"])
@@ -115,5 +113,5 @@ def _layer_bytes(assembly: Assembly) -> float:
     model = assembly.config.model
     attention = model.d_model * model.head_dim * (2 * model.heads + 2 * model.num_kv_heads)
     weights = attention + 3 * model.d_model * model.d_ff
-    return weights * assembly.split.x.dtype.itemsize / assembly.axes["tensor"]
+    return weights * assembly.x.dtype.itemsize / assembly.axes["tensor"]
 

@@ -90,11 +90,13 @@ def _stages(assembly: Assembly, shapes: Any, values: memory.Values) -> tuple[Sta
     peaks = memory.peak_microbatches(assembly.schedule)
     stages = []
     for stage, (first, count, last) in enumerate(layout.kinds()):
-        times = {"first": int(first), "layer": count, "last": int(last)}
+        block = assembly.program.block_of[stage]
+        remat, apart = assembly.program.ways[block]
+        times = {"first": int(first), block: count, "last": int(last)}
         ends = (_count(shared["embed"]) if first else 0) + (_count(shared["head"]) if last else 0)
 
         def size(found: tuple[ValuePlan, ...], times: dict[str, int] = times) -> int:
-            return sum(value.bytes * times[value.block] for value in found)
+            return sum(value.bytes * times.get(value.block, 0) for value in found)
 
         stages.append(
             StagePlan(
@@ -104,6 +106,8 @@ def _stages(assembly: Assembly, shapes: Any, values: memory.Values) -> tuple[Sta
                 layers=tuple(layout.layers[stage]),
                 embedding=first,
                 head=last,
+                remat=str(remat),
+                recompute_apart=apart,
                 parameters=a_layer * count + ends,
                 residual_bytes=size(values.residuals),
                 stash_bytes=size(values.stash),

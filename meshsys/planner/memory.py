@@ -16,13 +16,12 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from meshsys.assemble import Assembly
-from meshsys.planner.blocks import BLOCKS, block_actions
+from meshsys.blocks import tensor_parts
 from meshsys.planner.plan import MemoryPlan, RankPlan, ValuePlan
 from meshsys.sharding import BATCH_AXES, training_specs
-from models import ModelConfig
-from schedules.actions import Action, Kind, Schedule
+from schedules.actions import Kind, Schedule
 from schedules.backward import Crossing
-from schedules.ticks import assign_ticks
+from schedules.slots import waits
 from schedules.validate import live
 
 __all__ = ["Values", "on_device", "on_ranks", "peak_microbatches", "waiting_values"]
@@ -50,19 +49,19 @@ class Values:
 
 def waiting_values(assembly: Assembly) -> Values:
     """Every value that waits, with its slots."""
-    blocks = {block: getattr(assembly.split, block) for block in BLOCKS}
+    blocks = assembly.blocks.items()
     return Values(
-        tuple(_value(assembly, block, value, Kind.F) for block in BLOCKS for value in blocks[block].residuals),
-        tuple(_value(assembly, block, value, Kind.R) for block in BLOCKS for value in blocks[block].recomputed),
-        tuple(_value(assembly, block, value, Kind.I) for block in BLOCKS for value in blocks[block].stash),
+        tuple(_value(assembly, name, value, Kind.F) for name, block in blocks for value in block.residuals),
+        tuple(_value(assembly, name, value, Kind.R) for name, block in blocks for value in block.recomputed),
+        tuple(_value(assembly, name, value, Kind.I) for name, block in blocks for value in block.stash),
     )
 
 
 def _value(assembly: Assembly, block: str, crossing: Crossing, start: Kind) -> ValuePlan:
     program = assembly.program
-    parts = _tensor_parts(crossing.aval.shape, assembly.config.model, assembly.axes["tensor"])
+    parts = tensor_parts(crossing.aval.shape, assembly.config.model, assembly.axes["tensor"])
     slots = program.table.counts[program.lifetimes[block, start, crossing.until]]
-    places = program.layout.table.shape[2] if block == "layer" else 1
+    places = program.places if block in program.ways else 1
     size = crossing.bytes // parts
     return ValuePlan(
         block=block,
@@ -77,15 +76,6 @@ def _value(assembly: Assembly, block: str, crossing: Crossing, start: Kind) -> V
         total_bytes=size * slots * places,
         on_host=crossing.on_host,
     )
-
-
-def _tensor_parts(shape: tuple[int, ...], model: ModelConfig, tensor: int) -> int:
-    """Into how many parts XLA is expected to divide a value; what could be either counts as whole."""
-    if len(shape) >= 4:  # only what has heads has so many dimensions
-        return tensor if model.num_kv_heads % tensor == 0 else 1
-    divided = (model.d_ff, model.vocab_size) if model.vocab_size % tensor == 0 else (model.d_ff,)
-    wide = shape if len(shape) == 2 else shape[-1:] if len(shape) == 3 else ()
-    return tensor if any(side in divided and side != model.d_model for side in wide) else 1
 
 
 # --- On each device -------------------------------------------------------------------------------------------
@@ -121,7 +111,7 @@ def on_device(assembly: Assembly, values: Values) -> MemoryPlan:
         gathered += _bytes(computed["layers"], specs["layers"], {"tensor": axes["tensor"]}) // places
 
     rows = config.data.batch_size // math.prod(axes[axis] for axis in BATCH_AXES)
-    x = assembly.split.x
+    x = assembly.x
     within = {
         "gradients": gradients,
         "gathered_weights": gathered,
@@ -169,19 +159,19 @@ def _workspace(assembly: Assembly) -> int:
     model, tensor = assembly.config.model, assembly.axes["tensor"]
 
     def size(aval: Any) -> int:
-        return aval.size * aval.dtype.itemsize // _tensor_parts(aval.shape, model, tensor)
+        return aval.size * aval.dtype.itemsize // tensor_parts(aval.shape, model, tensor)
 
     kinds = {action.kind for action in assembly.schedule}
     # A TPU's products write into a slot, or add to a gradient; on CPU they are calls to a library, and a copy follows.
     chip = assembly.placement.topology.chip
-    actions = block_actions(assembly).items()
+    actions = assembly.actions.items()
     most = max(action.peak(size, in_place=chip is not None) for (_, kind), action in actions if kind in kinds)
     return max(0, most - int(chip.vmem)) if chip else most
 
 
 def _transfers(assembly: Assembly) -> int:
     """What an action hands on, and what arrives in its place over each distance, before it is in the inbox."""
-    x = assembly.split.x
+    x = assembly.x
     return (1 + len(assembly.program.table.offsets)) * x.size * x.dtype.itemsize
 
 
@@ -195,20 +185,20 @@ def _key() -> PyTree:
 def on_ranks(assembly: Assembly, values: Values) -> tuple[RankPlan, ...]:
     """What each rank really fills."""
     schedule, layout, table = assembly.schedule, assembly.program.layout, assembly.program.table
-    kinds = layout.kinds()
+    kinds, block_of = layout.kinds(), assembly.program.block_of
     # Integers would end at 2**63, and what a slip of the finger asks for does not.
     filled = {start: np.zeros((schedule.ranks, table.ticks)) for start in (Kind.F, Kind.R, Kind.I)}
     for end in (Kind.R, Kind.I, Kind.W):
         for start in (kind for kind in filled if kind is not end):
-            sizes = {block: 0 for block in BLOCKS}
+            sizes = dict.fromkeys(assembly.blocks, 0)
             for value, left_by in values.waits():
                 if left_by is start and value.until == end and not value.on_host:
                     sizes[value.block] += value.bytes
-            for stage, begins, ends in _waits(schedule, start, end):
+            for stage, begins, ends in waits(schedule, start, end):
                 first, layers, last = kinds[stage]
-                size = sizes["first"] * first + sizes["layer"] * layers + sizes["last"] * last
+                size = sizes["first"] * first + sizes[block_of[stage]] * layers + sizes["last"] * last
                 filled[start][schedule.placement[stage], begins : ends + 1] += float(size)
-    x = assembly.split.x
+    x = assembly.x
     inbox = np.zeros(schedule.ranks, np.int64)
     for slots in table.receive:
         inbox = np.maximum(inbox, np.where(slots < table.inbox_slots, slots + 1, 0).max(0))
@@ -230,23 +220,8 @@ def on_ranks(assembly: Assembly, values: Values) -> tuple[RankPlan, ...]:
 def peak_microbatches(schedule: Schedule) -> tuple[int, ...]:
     """Per stage, the most microbatches between F and the end of their backward."""
     held: dict[int, list[tuple[int, int]]] = {stage: [] for stage in range(schedule.stages)}
-    for stage, begins, ends in _waits(schedule, Kind.F, Kind.W):
+    for stage, begins, ends in waits(schedule, Kind.F, Kind.W):
         held[stage].append((begins, ends))
     return tuple(
         max(sum(begins <= tick <= ends for begins, ends in spans) for tick, _ in spans) for spans in held.values()
     )
-
-
-def _waits(schedule: Schedule, start: Kind, end: Kind) -> Iterable[tuple[int, int, int]]:
-    """(stage, first tick, last tick) of what waits from `start` to `end`; a full backward ends what it would start."""
-    ticks = assign_ticks(schedule)
-    for action, begins in ticks.items():
-        if action.kind is start:
-            # Without a flush it may end in the next step, and one of the step before in this one; without R, never.
-            for before in (0, schedule.period):
-                m = action.microbatch - before
-                ends = [ticks[one] for kind in (end, Kind.B) if (one := Action(action.stage, kind, m)) in ticks]
-                if ends:
-                    spans = ((0, ends[0]), (begins, max(ticks.values()))) if before else ((begins, ends[0]),)
-                    yield from ((action.stage, *span) for span in spans)
-                    break

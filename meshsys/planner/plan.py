@@ -73,6 +73,8 @@ class StagePlan:
 
     Attributes:
         layers: global layer numbers.
+        remat: the policy of its layers, as `pipeline.remat` names them.
+        recompute_apart: what F did not keep is recomputed in R, and not in I or B.
         parameters: over all devices; a tied table counts with the embedding.
         residual_bytes: what one microbatch's F keeps, on each device.
         stash_bytes: what its I leaves for W, on each device.
@@ -85,6 +87,8 @@ class StagePlan:
     layers: tuple[int, ...]
     embedding: bool
     head: bool
+    remat: str
+    recompute_apart: bool
     parameters: int
     residual_bytes: int
     stash_bytes: int

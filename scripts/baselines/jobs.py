@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from meshsys.assemble import Assembly, pipeline_model
+from meshsys.assemble import Assembly
+from meshsys.blocks import pipeline_model
 from meshsys.inputs import random_batch
 from meshsys.sharding import BATCH_AXES
 from meshsys.stage_actions import Job, StageActions

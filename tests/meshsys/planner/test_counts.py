@@ -10,9 +10,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshsys.planner import hlo
 from meshsys.planner.counts import Part, count, device_groups
-from meshsys.planner.flops import product_flops
 from meshsys.planner.times import axes_of
 from meshsys.torus import AXES
+from schedules.flops import product_flops
 
 
 def module(function, *shapes: jax.ShapeDtypeStruct) -> hlo.Module:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from meshsys.planner.working_set import working_set
+from meshsys.working_set import working_set
 
 
 def struct(*shape: int) -> jax.ShapeDtypeStruct:

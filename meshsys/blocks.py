@@ -1,4 +1,4 @@
-"""What each action of a block multiplies, moves and holds, from its jaxpr.
+"""The model's blocks with their backwards cut, and what each of their actions multiplies, moves and holds.
 
 A block is the embedding ("first"), a layer ("layer") or the head ("last"), for one device's sequences and all of what
 `tensor` divides.
@@ -14,20 +14,42 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from meshsys.assemble import Assembly, cut_blocks
 from meshsys.inputs import abstract_batch, abstract_layer, abstract_params
-from meshsys.planner.flops import product_flops, product_traffic
-from meshsys.planner.working_set import working_set
-from models import SAVEABLE_NAMES, Decoder, ModelConfig
+from meshsys.working_set import working_set
+from models import Decoder, ModelConfig
 from schedules.actions import Kind
 from schedules.backward import SplitBlock
+from schedules.flops import product_flops, product_traffic
+from schedules.pipeline_model import PipelineModel, SplitModel, split_model
 from schedules.remat import Remat
 
-__all__ = ["BLOCKS", "BlockAction", "block_actions"]
+__all__ = ["BlockAction", "block_actions", "cut_blocks", "pipeline_model", "tensor_parts"]
 
 PyTree = Any
 
-BLOCKS = ("first", "layer", "last")
+
+def pipeline_model(decoder: Decoder) -> PipelineModel:
+    """The decoder as a schedule's program needs it."""
+    blocks = (decoder.prepare, decoder.embed, decoder.layer, decoder.head, decoder.embed_part, decoder.head_part)
+    return PipelineModel(*blocks)
+
+
+@lru_cache(maxsize=64)  # a search for a mesh asks for the same few over and over
+def cut_blocks(model: ModelConfig, sequences: int, length: int, remat: Remat, apart: bool = False) -> SplitModel:
+    """The blocks' backwards, cut under a policy, for `sequences` of `length` tokens; R apart or not."""
+    decoder = Decoder(model)
+    params, key = abstract_params(decoder), jax.eval_shape(jax.random.key, 0)
+    layer, batch = abstract_layer(params), abstract_batch(sequences, length)
+    return split_model(pipeline_model(decoder), layer, params["shared"], batch, key, remat, apart=apart)
+
+
+def tensor_parts(shape: tuple[int, ...], model: ModelConfig, tensor: int) -> int:
+    """Into how many parts XLA is expected to divide a value; what could be either counts as whole."""
+    if len(shape) >= 4:  # only what has heads has so many dimensions
+        return tensor if model.num_kv_heads % tensor == 0 else 1
+    divided = (model.d_ff, model.vocab_size) if model.vocab_size % tensor == 0 else (model.d_ff,)
+    wide = shape if len(shape) == 2 else shape[-1:] if len(shape) == 3 else ()
+    return tensor if any(side in divided and side != model.d_model for side in wide) else 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,18 +82,11 @@ class BlockAction:
         return working_set(self.function, *self.arguments, size=size, held=self.arrives, kept=kept)
 
 
-def block_actions(assembly: Assembly) -> Mapping[tuple[str, Kind], BlockAction]:
-    """F, I, W and B of each block, and R of layers where it is apart."""
-    config = assembly.config
-    remat = Remat.parse(config.pipeline.remat, SAVEABLE_NAMES)
-    apart = any(action.kind is Kind.R for action in assembly.schedule)
-    return _actions(config.model, assembly.split.x.shape[0], config.data.sequence_length, remat, apart)
-
-
 @lru_cache(maxsize=64)
-def _actions(
-    model: ModelConfig, sequences: int, length: int, remat: Remat, apart: bool
+def block_actions(
+    model: ModelConfig, sequences: int, length: int, remat: Remat, apart: bool = False
 ) -> Mapping[tuple[str, Kind], BlockAction]:
+    """F, I, W and B of each block, and R of layers where it is apart."""
     decoder = Decoder(model)
     blocks = cut_blocks(model, sequences, length, remat, apart)
     params, key = abstract_params(decoder), jax.eval_shape(jax.random.key, 0)
