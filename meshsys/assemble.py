@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from meshsys.config import Config
 from meshsys.cost_file import read_costs
 from meshsys.data import Tokenizer, check_source, load_tokenizer
 from meshsys.errors import ConfigError
+from meshsys.remat_choice import RematChoice, RematSpace, choose_remat
 from meshsys.searched import searched
 from meshsys.sharding import BATCH_AXES
 from meshsys.torus import Placement, Topology, TopologyError, place
@@ -42,10 +43,11 @@ class Assembly:
 
     Attributes:
         config: with `model.vocab_size` filled in.
-        costs: of the schedule's actions, `pipeline.costs`.
+        costs: of the schedule's actions: `pipeline.costs`, or with `pipeline.remat: auto` those of the choice.
         splits: the model's blocks with their backwards cut, one for each of `program.ways`, for one device's share of
             a microbatch; shapes of dimensions that `tensor` divides are whole.
         search_record: what a run keeps of the search for its schedule (`meshsys.searched`); None if there was none.
+        choice: what `pipeline.remat: auto` chose; None under another policy.
     """
 
     config: Config
@@ -58,6 +60,7 @@ class Assembly:
     program: Program
     splits: Mapping[str, SplitModel]
     search_record: str | None
+    choice: RematChoice | None
 
     @property
     def axes(self) -> dict[str, int]:
@@ -107,12 +110,18 @@ def assemble(config: Config, *, poison: bool = False) -> Assembly:
     _check_costs(config, schedule, costs)
     decoder = Decoder(config.model)
     model = pipeline_model(decoder)
-    remat = _remat(config)
-    _check_remat(config, remat)
     spread = config.pipeline.head == "vocab_parallel"
+    remat: Remat | Sequence[Remat]
+    if config.pipeline.remat == "auto":
+        choice = _choose_remat(config, schedule, costs)
+        schedule, remat, costs = choice.schedule, choice.remats, choice.costs
+    else:
+        choice, remat = None, _remat(config)
+        _check_remat(config, remat)
+        schedule = _with_recompute(config, schedule, costs)
     program = Program(schedule, config.model.layers, remat, vocab_parallel=spread, poison=poison)
     splits = {name: cut_blocks(*_sizes(config), *way) for name, way in program.ways.items()}
-    return Assembly(config, tokenizer, placement, schedule, costs, decoder, model, program, splits, record)
+    return Assembly(config, tokenizer, placement, schedule, costs, decoder, model, program, splits, record, choice)
 
 
 def _with_vocabulary(config: Config, tokenizer: Tokenizer) -> Config:
@@ -164,7 +173,7 @@ def _check_costs(config: Config, schedule: Schedule, costs: Costs) -> None:
 
 
 def _schedule(config: Config, costs: Costs, found: Schedule | None) -> Schedule:
-    """The schedule that runs; `found` is what a search found."""
+    """The schedule as it is named, with full backwards if it has them; `found` is what a search found."""
     pipeline = config.pipeline
     said = f"pipeline.schedule={pipeline.schedule}"
     try:
@@ -182,13 +191,38 @@ def _schedule(config: Config, costs: Costs, found: Schedule | None) -> Schedule:
     ):
         if asked not in (None, held):
             raise ConfigError(f"{option}={asked}, but {said} is made for {held}; set {option}={held}")
-    split = pipeline.remat != "full" if pipeline.split_backward is None else pipeline.split_backward
-    schedule = split_backward(schedule) if split else schedule
     if schedule.period:
         _check_stream(config)
+    return schedule
+
+
+def _choose_remat(config: Config, schedule: Schedule, costs: Costs) -> RematChoice:
+    pipeline, cap = config.pipeline, config.pipeline.activation_bytes
+    if recomputing_stages(schedule):
+        raise ConfigError(
+            f"pipeline.remat=auto places R itself, and pipeline.schedule={pipeline.schedule} has R actions; remove "
+            "them, or set pipeline.remat=full, say"
+        )
+    cut = split_backward(schedule)
+    forms = [schedule if pipeline.split_backward is False else cut]
+    if pipeline.split_backward is None and cut != schedule:
+        forms.append(schedule)
+    spread = pipeline.head == "vocab_parallel"
+    given = costs if pipeline.costs else None
+    space = RematSpace(forms, given, *_sizes(config), tensor=config.mesh.axes.tensor, spread=spread)
+    assert cap is not None  # the configuration was checked
+    return choose_remat(space, cap, pipeline.activation_memory)
+
+
+def _with_recompute(config: Config, schedule: Schedule, costs: Costs) -> Schedule:
+    """The schedule with its backwards cut, and with R, as the configuration has it."""
+    pipeline = config.pipeline
+    split = pipeline.remat != "full" if pipeline.split_backward is None else pipeline.split_backward
+    schedule = split_backward(schedule) if split else schedule
     apart = pipeline.split_recompute or bool(recomputing_stages(schedule))
     if apart and pipeline.remat == "none":
-        what = "pipeline.split_recompute=true" if pipeline.split_recompute else f"{said} has R actions, but"
+        said = f"pipeline.schedule={pipeline.schedule} has R actions, but"
+        what = "pipeline.split_recompute=true" if pipeline.split_recompute else said
         raise ConfigError(f"{what} finds nothing to recompute with pipeline.remat=none; set pipeline.remat=full, say")
     return add_recompute(schedule, costs if pipeline.costs else _EQUAL) if pipeline.split_recompute else schedule
 
@@ -198,7 +232,7 @@ def _check_stream(config: Config) -> None:
     for option, value, instead in (
         ("head", pipeline.head, "last_stage" if pipeline.head != "last_stage" else None),
         ("split_recompute", "true", "false" if pipeline.split_recompute else None),
-        ("remat", pipeline.remat, "full" if pipeline.remat.startswith("offload") else None),
+        ("remat", pipeline.remat, "full" if pipeline.remat.startswith(("offload", "auto")) else None),
     ):
         if instead:
             raise ConfigError(

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import (
     AfterValidator,
@@ -23,6 +23,7 @@ from pydantic import (
     GetCoreSchemaHandler,
     ValidationError,
     field_validator,
+    model_validator,
 )
 from pydantic_core import CoreSchema, ErrorDetails
 
@@ -46,6 +47,7 @@ __all__ = [
 
 _INT32_MAX = 2**31 - 1  # steps and positions are int32 on the devices
 _LARGEST = 1e30  # float32 holds it, and its products with small numbers
+_LARGEST_SIZE = 2**50  # bytes; no device has so many
 
 Count = Annotated[int, Field(ge=1, le=_INT32_MAX)]
 
@@ -59,6 +61,26 @@ def _without_zero_byte(text: str) -> str:
 Text = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_without_zero_byte)]
 # `mesh.topology: 8` and `run.name: 17` are numbers to YAML, and text to whoever wrote them.
 Label = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
+
+
+_UNITS = {f"{letter}iB": 2 ** (10 * power) for power, letter in enumerate("KMGT", 1)}
+
+
+def _is_a_size(size: Any) -> Any:
+    if size is not None:
+        _bytes_of(size)
+    return size
+
+
+def _bytes_of(size: Any) -> int:
+    """Reads a number of bytes, or one with a binary unit."""
+    found = re.fullmatch(r"(\d{1,18}(?:\.\d{1,9})?) ?([KMGT]iB)", size) if isinstance(size, str) else None
+    value = round(float(found[1]) * _UNITS[found[2]]) if found else size
+    if type(value) is not int:
+        raise ValueError("is not a size; write bytes, as in 536870912, or 512MiB or 1.5GiB")
+    if not 1 <= value <= _LARGEST_SIZE:
+        raise ValueError(f"is not a size; use 1 byte to {_LARGEST_SIZE // _UNITS['TiB']}TiB")
+    return value
 
 
 class _FromMapping:
@@ -179,7 +201,9 @@ class PipelineConfig(_Section):
         costs: times of actions and transfers, as `F=1,I=1.3,W=0.7` or a cost file of `meshsys schedule measure`, for
             schedules that are made for them and for predictions; null takes F, I and W to last equally long.
         remat: what a forward keeps for its backward: `none` (recompute nothing), `full` (recompute all), `dots`,
-            `names:a,b` (keep only these), or `offload:a,b` (keep these in host memory).
+            `names:a,b` (keep only these), or `offload:a,b` (keep these in host memory); `auto` chooses for each stage,
+            within `activation_memory`.
+        activation_memory: for `remat: auto`, the most bytes of slots on a device, a number or as in `512MiB`.
         split_backward: run input and weight gradients as two actions, I and W; null means yes except under
             `remat: full`, where what I recomputes would wait for W.
         split_recompute: recompute in an action of its own, R, which runs where its rank would wait.
@@ -195,6 +219,7 @@ class PipelineConfig(_Section):
     group: Count | None = None
     costs: Text | None = None
     remat: str = "none"
+    activation_memory: Annotated[int | str | None, BeforeValidator(_is_a_size)] = None
     split_backward: bool | None = None
     split_recompute: bool = False
     head: Literal["last_stage", "vocab_parallel"] = "last_stage"
@@ -204,9 +229,33 @@ class PipelineConfig(_Section):
     @field_validator("remat")
     @classmethod
     def _is_a_policy(cls, remat: str) -> str:
-        if not re.fullmatch(r"none|full|dots|(names|offload):[A-Za-z_][\w.]*(,[A-Za-z_][\w.]*)*", remat):
-            raise ValueError("is not a policy; use none, full, dots, names:a,b or offload:a,b")
+        if not re.fullmatch(r"none|full|dots|auto|(names|offload):[A-Za-z_][\w.]*(,[A-Za-z_][\w.]*)*", remat):
+            raise ValueError("is not a policy; use none, full, dots, names:a,b, offload:a,b or auto")
         return remat
+
+    @model_validator(mode="after")
+    def _auto_has_a_cap(self) -> Self:
+        cap = self.activation_memory
+        if self.remat == "auto" and cap is None:
+            raise ValueError(
+                "pipeline.remat=auto chooses within pipeline.activation_memory, which is missing; set it to the bytes "
+                "that a device has for activations, as in 512MiB"
+            )
+        if self.remat != "auto" and cap is not None:
+            raise ValueError(
+                f"pipeline.activation_memory={_show(cap)} is for pipeline.remat=auto, and pipeline.remat={self.remat} "
+                "takes what it takes; leave it out, or set pipeline.remat=auto"
+            )
+        if self.remat == "auto" and self.split_recompute:
+            raise ValueError(
+                "pipeline.split_recompute=true is what pipeline.remat=auto decides for each stage; leave it out"
+            )
+        return self
+
+    @property
+    def activation_bytes(self) -> int | None:
+        """`activation_memory` as a number."""
+        return None if self.activation_memory is None else _bytes_of(self.activation_memory)
 
 
 class TrainConfig(_Section):

@@ -140,6 +140,12 @@ def _schedule_measure(args: argparse.Namespace) -> None:
     config = load_config(args.config, args.overrides)
     out = None if args.out is None else writable(args.out, "--out")
 
+    if config.pipeline.remat == "auto":
+        raise ConfigError(
+            "pipeline.remat=auto chooses by times such as these; measure with pipeline.remat=none and "
+            "pipeline.activation_memory=null"
+        )
+
     from meshsys.assemble import assemble
     from meshsys.measure import measure
 

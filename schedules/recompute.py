@@ -14,10 +14,10 @@ from schedules.actions import Action, Kind, Schedule
 from schedules.costs import Costs
 from schedules.simulate import simulate
 
-__all__ = ["add_recompute"]
+__all__ = ["FARTHEST", "add_recompute", "insert_recompute"]
 
-# How many of its rank's actions earlier than right before the backward an R may run.
-_FARTHEST = 3
+FARTHEST = 3
+"""How many of its rank's actions earlier than right before the backward an R may run."""
 
 
 def add_recompute(
@@ -32,11 +32,12 @@ def add_recompute(
     actions earlier, all by the same number; of equal makespans the latest R wins, since what it makes takes memory.
     """
     wanted = range(schedule.stages) if stages is None else stages
-    found = [_insert(schedule, frozenset(wanted), ahead) for ahead in range(_FARTHEST + 1)]
+    found = [insert_recompute(schedule, wanted, ahead) for ahead in range(FARTHEST + 1)]
     return min(found, key=lambda one: simulate(one, costs, timing).makespan)
 
 
-def _insert(schedule: Schedule, stages: frozenset[int], ahead: int) -> Schedule:
+def insert_recompute(schedule: Schedule, stages: Collection[int], ahead: int) -> Schedule:
+    """Gives every backward of the stages an R, so many of the rank's actions before it."""
     rows = []
     for row in schedule.actions:
         made: list[Action] = []

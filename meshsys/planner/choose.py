@@ -92,6 +92,7 @@ def config_of(config: Config, layout: LayoutPlan) -> Config:
             "microbatches": layout.microbatches,
             "chunks": layout.chunks if layout.chunks > 1 else None,
             "remat": layout.remat,
+            "activation_memory": None,
             "group": None,
             "split_backward": None,
         }

@@ -12,7 +12,18 @@ from meshsys.assemble import Assembly, assemble
 from meshsys.config import Config
 from meshsys.planner import memory
 from meshsys.planner.estimate import estimate
-from meshsys.planner.plan import AxisPlan, BatchPlan, ChipPlan, MeshPlan, Plan, SchedulePlan, StagePlan, ValuePlan
+from meshsys.planner.plan import (
+    AxisPlan,
+    BatchPlan,
+    ChipPlan,
+    MeshPlan,
+    Plan,
+    RematPlan,
+    SchedulePlan,
+    StagePlan,
+    ValuePlan,
+)
+from meshsys.remat_choice import RematChoice
 from meshsys.sharding import BATCH_AXES
 from meshsys.torus import AXES
 from schedules.simulate import simulate
@@ -23,6 +34,7 @@ __all__ = ["make_plan", "plan_of"]
 
 _PREDICTIONS = (
     "schedule.bubble_fraction: times are pipeline.costs; if null, F, I and W take one unit each, and B two",
+    "remat: times are pipeline.costs with what is recomputed in proportion to FLOPs; if null, all are by FLOPs",
     "residuals and stash, tensor: heads, d_ff and vocabulary are taken to be divided, the rest to be whole",
     "memory.workspace: the most that one action has in hand if XLA fuses all but products and reductions",
 )
@@ -50,6 +62,7 @@ def plan_of(assembly: Assembly) -> Plan:
         schedule=_schedule(assembly),
         batch=_batch(assembly),
         remat=config.pipeline.remat,
+        choice=None if assembly.choice is None else _choice(assembly.choice),
         fsdp_gather=config.pipeline.fsdp_gather,
         residuals=values.residuals,
         recomputed=values.recomputed,
@@ -119,6 +132,18 @@ def _stages(assembly: Assembly, shapes: Any, values: memory.Values) -> tuple[Sta
 
 def _count(tree: Any) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def _choice(choice: RematChoice) -> RematPlan:
+    return RematPlan(
+        cap=choice.cap,
+        bytes=choice.outcome.bytes,
+        makespan=choice.outcome.makespan,
+        keep_all_bytes=choice.keep_all.bytes,
+        keep_all_makespan=choice.keep_all.makespan,
+        full_bytes=choice.full.bytes,
+        full_makespan=choice.full.makespan,
+    )
 
 
 def _schedule(assembly: Assembly) -> SchedulePlan:

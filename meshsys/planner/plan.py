@@ -22,6 +22,7 @@ __all__ = [
     "MeshPlan",
     "Plan",
     "RankPlan",
+    "RematPlan",
     "SchedulePlan",
     "SearchPlan",
     "StagePlan",
@@ -220,6 +221,27 @@ class RankPlan:
 
 
 @dataclass(frozen=True)
+class RematPlan:
+    """What `pipeline.remat: auto` chose, beside `none` and `full` everywhere; each stage's policy is in `StagePlan`.
+
+    Attributes:
+        cap: `pipeline.activation_memory` in bytes.
+        bytes: predicted, of slots on each device.
+        makespan: predicted, in lock step, in the unit of pipeline.costs, or if null in forwards of one layer by FLOPs.
+        keep_all_bytes, keep_all_makespan: with `pipeline.remat: none`.
+        full_bytes, full_makespan: with `pipeline.remat: full`.
+    """
+
+    cap: int
+    bytes: int
+    makespan: float
+    keep_all_bytes: int
+    keep_all_makespan: float
+    full_bytes: int
+    full_makespan: float
+
+
+@dataclass(frozen=True)
 class EstimatePlan:
     """A step's time by the chip's peak numbers and the closed forms of collectives, without compiling it.
 
@@ -360,6 +382,7 @@ class Plan:
         run: `run.name`.
         parameters: number of parameters of the model, tied ones once.
         remat, fsdp_gather: as in the configuration's `pipeline` section.
+        choice: what `remat: auto` chose; None under another policy.
         predictions: which numbers are estimates; the others are those that the program is built from.
         estimate: of the step's time; None for chips of no particular kind.
         compiled: the compiler's figures, where it was asked.
@@ -372,6 +395,7 @@ class Plan:
     schedule: SchedulePlan
     batch: BatchPlan
     remat: str
+    choice: RematPlan | None
     fsdp_gather: str
     residuals: tuple[ValuePlan, ...]
     recomputed: tuple[ValuePlan, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from meshsys.planner.plan import CompiledPlan, EstimatePlan, Plan, SearchPlan, ValuePlan
+from meshsys.planner.plan import CompiledPlan, EstimatePlan, Plan, RematPlan, SearchPlan, ValuePlan
 from schedules import render
 from schedules.actions import Schedule, from_csv
 
@@ -18,6 +18,8 @@ _TIMELINE_LINES, _DEVICE_LINES = 40, 16  # the most that are shown
 def describe(plan: Plan) -> str:
     """The plan, section by section, without a line break at the end."""
     sections = [_head(plan), _mesh(plan), _stages(plan), _timeline(plan), _values(plan), _memory(plan), _notes(plan)]
+    if plan.choice is not None:
+        sections.insert(3, _choice(plan, plan.choice))
     if plan.estimate is not None:
         sections.append(_estimate(plan, plan.estimate))
     if plan.compiled is not None:
@@ -90,6 +92,13 @@ def layers_text(layers: Sequence[int]) -> str:
     return f"{layers[0]}-{layers[-1]}"
 
 
+def _ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers, successive ones as a range."""
+    starts = [place for place, number in enumerate(numbers) if not place or numbers[place - 1] != number - 1]
+    parts = [numbers[start:end] for start, end in zip(starts, [*starts[1:], None], strict=True)]
+    return ", ".join(layers_text(part) for part in parts)
+
+
 def place_text(value: ValuePlan) -> str:
     """Where a value waits and how it is divided."""
     divided = f"1/{value.tensor} by tensor" if value.tensor > 1 else ""
@@ -149,6 +158,33 @@ def _stages(plan: Plan) -> list[str]:
     ]
     head = ("stage", "rank", "chunk", "layers", "ends", "parameters", "F keeps", "I leaves W", "at once")
     return ["Stages (bytes a device, for one microbatch; at once: the most microbatches)", *_table(head, rows)]
+
+
+def _choice(plan: Plan, choice: RematPlan) -> list[str]:
+    ways: dict[tuple[str, bool], list[int]] = {}
+    for stage in plan.stages:
+        ways.setdefault((stage.remat, stage.recompute_apart), []).append(stage.stage)
+    places = {("none", False): "nowhere"}
+    rows = [
+        (_ranges(stages), remat, places.get((remat, apart), "R" if apart else "I or B"))
+        for (remat, apart), stages in ways.items()
+    ]
+    outcomes = [
+        ("auto", choice.makespan, choice.bytes),
+        ("none", choice.keep_all_makespan, choice.keep_all_bytes),
+        ("full", choice.full_makespan, choice.full_bytes),
+    ]
+    found = [
+        (name, f"{time:.4g}", f"{time / choice.keep_all_makespan:.3f}x", bytes_text(size), f"{size / choice.cap:.1%}")
+        for name, time, size in outcomes
+    ]
+    return [
+        f"Remat, chosen for at most {bytes_text(choice.cap)} of slots (pipeline.activation_memory)",
+        *_table(("stages", "remat", "recomputed in"), rows),
+        "",
+        "Predicted, with the same policy for all stages below",
+        *_table(("remat", "makespan", "over none", "slots", "of the cap"), found),
+    ]
 
 
 def _timeline(plan: Plan) -> list[str]:

@@ -17,6 +17,7 @@ def folder(monkeypatch, tmp_path) -> Path:
     (tmp_path / "good.yaml").write_text(GOOD)
     (tmp_path / "text.txt").write_text(TEXT)
     (tmp_path / "two.csv").write_text(TWO_RANKS)
+    (tmp_path / "recompute.csv").write_text("0F0,0R0,0B0\n")
     (tmp_path / "folder").mkdir()
     (tmp_path / "bad_config").mkdir()
     (tmp_path / "bad_config" / "tokenizer.json").write_text(TOKENIZER)

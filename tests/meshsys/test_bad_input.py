@@ -16,6 +16,9 @@ from tests.meshsys.user_files import GOOD, TWO_RANKS, content, write
 
 ROOT = Path(__file__).resolve().parents[2]
 
+AUTO = ["pipeline.remat=auto"]
+CAP = "pipeline.activation_memory="
+
 # CSV schedules for two ranks and two microbatches: (what the file holds, what the message must hold).
 BAD_CSV = {
     "empty": ("", "the file holds no action; write one row a rank"),
@@ -212,6 +215,37 @@ BAD_OPTIONS: dict[str, tuple[list[str], str]] = {
     "remat without effect": (["pipeline.remat=names:mlpwo"], "pipeline.remat=names:mlpwo has no effect for mlpwo: the"),
     "offload without effect": (["pipeline.remat=offload:mlpwo,out_proj"], "pipeline.remat=offload:mlpwo,out_proj has"),
     "remat partly idle": (["pipeline.remat=names:context,mlpwo"], "pipeline.remat=names:context,mlpwo has no effect"),
+    "auto without a cap": (["pipeline.remat=auto"], "pipeline.remat=auto chooses within pipeline.activation_memory"),
+    "cap without auto": (
+        ["pipeline.activation_memory=2GiB"],
+        "pipeline.activation_memory=2GiB is for pipeline.remat=auto, and pipeline.remat=none",
+    ),
+    "cap with a policy": (
+        ["pipeline.activation_memory=64", "pipeline.remat=full"],
+        "pipeline.activation_memory=64 is for pipeline.remat=auto, and pipeline.remat=full",
+    ),
+    "cap in words": ([*AUTO, CAP + "much"], CAP + "much is not a size; write"),
+    "cap in decimal units": ([*AUTO, CAP + "2GB"], CAP + "2GB is not a size; "),
+    "cap without a number": ([*AUTO, CAP + "GiB"], CAP + "GiB is not a size"),
+    "cap as a float": ([*AUTO, CAP + "1e9"], CAP + "1000000000.0 is not a size"),
+    "cap as truth": ([*AUTO, CAP + "yes"], CAP + "yes is not a size; write"),
+    "cap as a list": ([*AUTO, CAP + "[1]"], CAP + "[1] is not a size; write"),
+    "no cap": ([*AUTO, CAP + "0"], CAP + "0 is not a size; use 1 byte to"),
+    "negative cap": ([*AUTO, CAP + "-5"], CAP + "-5 is not a size; use 1 byte"),
+    "huge cap": ([*AUTO, CAP + "9999TiB"], CAP + "9999TiB is not a size; use 1"),
+    "cap too small": ([*AUTO, CAP + "1KiB"], CAP + "1KiB is too small: at least"),
+    "auto and R": (
+        [*AUTO, CAP + "1GiB", "pipeline.split_recompute=true"],
+        "pipeline.split_recompute=true is what pipeline.remat=auto decides",
+    ),
+    "auto and R in the schedule": (
+        [*AUTO, CAP + "1GiB", "pipeline.schedule=csv:recompute.csv"],
+        "pipeline.remat=auto places R itself, and pipeline.schedule=csv:recompute.csv has R actions; remove them",
+    ),
+    "auto without a flush": (
+        [*AUTO, CAP + "1GiB", "pipeline.schedule=pipedream_2bw"],
+        "pipeline.remat=auto needs a schedule that ends with a flush",
+    ),
     # names of runs
     "slashes": (["run.name=a/b"], "run.name=a/b is not a folder name; use letters"),
     "parent": (["run.name=.."], "run.name=.. is not a folder name; use letters"),

@@ -38,7 +38,7 @@ def test_json_reads_back():
     assert Plan.from_json(plan.to_json()) == plan
     found = json.loads(plan.to_json())
     assert list(found) == [
-        "run", "parameters", "mesh", "stages", "schedule", "batch", "remat", "fsdp_gather",
+        "run", "parameters", "mesh", "stages", "schedule", "batch", "remat", "choice", "fsdp_gather",
         "residuals", "recomputed", "stash", "memory", "ranks", "predictions", "estimate",
         "compiled",
     ]  # fmt: skip
@@ -259,8 +259,23 @@ def test_a_long_timeline_is_cut():
             mesh=mesh("2", pipe=2),
             pipeline={"schedule": "pipedream_2bw", "microbatches": 8},
         ),
+        config(
+            model={"d_model": 64, "d_ff": 176},
+            data={"sequence_length": 64, "batch_size": 32},
+            mesh=mesh("4", pipe=4),
+            pipeline={"schedule": "1f1b", "microbatches": 8, "remat": "auto", "activation_memory": "1400KiB"},
+        ),
+        config(
+            model={"layers": 8, "d_model": 64, "d_ff": 176},
+            data={"sequence_length": 64, "batch_size": 32},
+            mesh=mesh("4", pipe=4),
+            pipeline={"schedule": "zb_h1", "microbatches": 8, "remat": "auto", "activation_memory": "13MiB"},
+        ),
     ],
-    ids=["zb_h1", "gpipe-full", "interleaved-tensor-dots", "fsdp-full", "borrowed-weights", "two-versions"],
+    ids=[
+        "zb_h1", "gpipe-full", "interleaved-tensor-dots", "fsdp-full", "borrowed-weights", "two-versions",
+        "auto-mixed", "auto-apart",
+    ],  # fmt: skip
 )
 def test_temporaries_are_near_the_compilers(asked, capsys):
     assembly = assemble(asked)
