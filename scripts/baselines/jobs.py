@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from meshsys.sharding import BATCH_AXES
 from meshsys.stage_actions import Job, StageActions
 from meshsys.step import Step
 from models import SAVEABLE_NAMES, Batch, Decoder, ModelConfig
-from schedules.actions import split_backward
+from schedules.actions import Schedule, split_backward
 from schedules.families import make
 from schedules.pipeline_model import split_model
 from schedules.program import Program
@@ -55,20 +56,18 @@ class Size:
 def schedule_job(
     size: Size,
     microbatches: int,
-    schedule: str = "1f1b",
+    schedule: str | Schedule = "1f1b",
     *,
-    remat: str = "none",
+    remat: str | Sequence[Remat] = "none",
     split: bool = True,
     unroll: bool | None = None,
 ) -> Job:
-    """A compiled schedule; `split` cuts its backwards into I and W."""
-    actions = make(schedule, ranks=size.ranks, microbatches=microbatches)
-    program = Program(
-        split_backward(actions) if split else actions,
-        size.model.layers,
-        Remat.parse(remat, SAVEABLE_NAMES),
-        unroll=unroll,
-    )
+    """A compiled schedule, a family's, whose backwards `split` cuts into I and W, or one that is given."""
+    if isinstance(schedule, str):
+        made = make(schedule, ranks=size.ranks, microbatches=microbatches)
+        schedule = split_backward(made) if split else made
+    policy = Remat.parse(remat, SAVEABLE_NAMES) if isinstance(remat, str) else remat
+    program = Program(schedule, size.model.layers, policy, unroll=unroll)
     params, batch, scale = _values(size, microbatches)
     params = {"shared": params["shared"], "layers": program.layout.to_stages(params["layers"])}
     specs = {
