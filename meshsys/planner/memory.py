@@ -112,18 +112,18 @@ def on_device(assembly: Assembly, values: Values) -> MemoryPlan:
 
     rows = config.data.batch_size // math.prod(axes[axis] for axis in BATCH_AXES)
     x = assembly.x
-    within = {
+    waiting = {
         "gradients": gradients,
-        "gathered_weights": gathered,
         "residual_slots": sum(value.total_bytes for value in values.residuals if not value.on_host),
         "recomputed_slots": sum(value.total_bytes for value in values.recomputed),
         "stash_slots": sum(value.total_bytes for value in values.stash),
         "inbox_slots": (program.table.inbox_slots + 1) * x.size * x.dtype.itemsize,
+    }
+    within = {
+        "gathered_weights": gathered,
         "transfers": _transfers(assembly),
         "workspace": _workspace(assembly),
-        # On CPU the optimizer's update is not one fusion: a parameter's reads the moments that theirs overwrite, so XLA
-        # copies both moments, at the start of the step.
-        "copies": 0 if assembly.placement.topology.generation else 2 * parameters,
+        "copies": _copies(assembly, parameters, gradients),
     }
     staying = {
         "parameters": parameters * (2 if program.period else 1),  # without a flush the step before's too
@@ -132,11 +132,20 @@ def on_device(assembly: Assembly, values: Values) -> MemoryPlan:
     }
     return MemoryPlan(
         **staying,
+        **waiting,
         **within,
-        temporaries=sum(within.values()),
-        total=sum(staying.values()) + sum(within.values()),
+        temporaries=sum(within.values()) + (0 if program.period else sum(waiting.values())),
+        total=sum(staying.values()) + sum(waiting.values()) + sum(within.values()),
         host=sum(value.total_bytes for value in values.residuals if value.on_host),
     )
+
+
+def _copies(assembly: Assembly, parameters: int, gradients: int) -> int:
+    if assembly.program.period:
+        return gradients  # the sums of two steps, as they are handed on
+    # On CPU the optimizer's update is not one fusion: a parameter's reads the moments that theirs overwrite, so XLA
+    # copies both moments, at the start of the step.
+    return 0 if assembly.placement.topology.generation else 2 * parameters
 
 
 def _staged(assembly: Assembly, canonical: PyTree) -> PyTree:

@@ -177,9 +177,10 @@ class MemoryPlan:
         residual_slots, recomputed_slots, stash_slots, inbox_slots: what waits between actions.
         transfers: what an action hands on and what arrives, until it is in the inbox.
         workspace: what an action uses while it runs, as predicted.
-        copies: of what the optimizer overwrites; none on a TPU.
-        temporaries: all that lives within a step, from `gradients` to `copies`.
-        total: what stays, the batch and the temporaries.
+        copies: of what the optimizer overwrites, none on a TPU; without a flush of gradients that go on.
+        temporaries: all that lives within a step, from `gradients` to `copies`; without a flush what waits, gradients
+            and slots, goes on to the next step and is not among them.
+        total: all of these, what stays included.
         host: residuals that wait in host memory.
     """
 
