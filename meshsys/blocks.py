@@ -76,10 +76,14 @@ class BlockAction:
         """Bytes that its products read and write."""
         return product_traffic(self.function, *self.arguments)
 
-    def peak(self, size: Callable[[Any], int], *, in_place: bool) -> int:
-        """Bytes in hand at the worst moment; `in_place`: what is not handed on is made where it stays."""
-        kept = self.hands_on if in_place else None
-        return working_set(self.function, *self.arguments, size=size, held=self.arrives, kept=kept)
+    def peak(self, size: Callable[[Any], int], *, on_tpu: bool) -> int:
+        """Bytes in hand at the worst moment.
+
+        A TPU's products write into a slot or add to a gradient, and take bfloat16; on CPU they are calls to a library,
+        and a copy follows.
+        """
+        kept, operand = (self.hands_on, 2) if on_tpu else (None, None)
+        return working_set(self.function, *self.arguments, size=size, held=self.arrives, kept=kept, operand=operand)
 
 
 @lru_cache(maxsize=64)

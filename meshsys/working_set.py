@@ -26,7 +26,12 @@ _FUSED = frozenset(
 
 
 def working_set(
-    function: Callable, *args: Any, size: Callable[[Any], int], held: int = 0, kept: int | None = None
+    function: Callable,
+    *args: Any,
+    size: Callable[[Any], int],
+    held: int = 0,
+    kept: int | None = None,
+    operand: int | None = None,
 ) -> int:
     """Bytes at the worst moment, of what the function computes and of its last `held` argument leaves.
 
@@ -35,6 +40,7 @@ def working_set(
         size: bytes of a value, given its shape and dtype.
         held: how many of the last argument leaves count, until they are last read. The others are in memory anyway.
         kept: how many of the first results count, all if None. The others are made where they stay.
+        operand: the most bytes of an element of what only matrix products read, None for as many as it has.
     """
     closed = jax.make_jaxpr(function)(*args)
     equations, outputs = _flat(closed.jaxpr, {})
@@ -42,7 +48,27 @@ def working_set(
     counted = set(given[len(given) - held :])
     away = {variable for variable in outputs[len(outputs) if kept is None else kept :] if _is_variable(variable)}
     results = [variable for variable in outputs if _is_variable(variable)]
-    return _peak(equations, counted, set(given), results, lambda v: 0 if v in away else size(v.aval))
+    narrow = set() if operand is None else _only_multiplied(equations) - set(results) - set(given)
+
+    def bytes_of(variable: Any) -> int:
+        if variable in away:
+            return 0
+        whole, width = size(variable.aval), variable.aval.dtype.itemsize
+        return whole * min(width, operand) // width if operand is not None and variable in narrow else whole
+
+    return _peak(equations, counted, set(given), results, bytes_of)
+
+
+def _only_multiplied(equations: list[tuple[Any, list, list]]) -> set[Any]:
+    """What elementwise operations make and only matrix products read."""
+    multiplied: set[Any] = set()
+    others: set[Any] = set()
+    made: set[Any] = set()
+    for equation, inputs, outputs in equations:
+        product = equation.primitive.name == "dot_general"
+        (multiplied if product else others).update(filter(_is_variable, inputs))
+        made.update(outputs if equation.primitive.name in _FUSED else ())
+    return multiplied & made - others
 
 
 def _flat(jaxpr: Any, names: dict[Any, Any]) -> tuple[list[tuple[Any, list, list]], list]:

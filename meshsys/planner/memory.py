@@ -103,8 +103,9 @@ def on_device(assembly: Assembly, values: Values) -> MemoryPlan:
         gradients += sums * copies * _bytes(computed[part], specs[part], held, least=4)
         copy, original = _bytes(computed[part], specs[part], held), _bytes(stored[part], specs[part], axes)
         cast = copy != _bytes(stored[part], specs[part], held)
-        # An unrolled program takes its layers out of the stacked arrays, which copies them too.
-        sliced = part == "layers" and program.unroll and math.prod(layout.table.shape[1:]) > 1
+        # An unrolled program takes its layers out of the stacked arrays, which on CPU copies them too.
+        on_cpu = assembly.placement.topology.chip is None
+        sliced = on_cpu and part == "layers" and program.unroll and math.prod(layout.table.shape[1:]) > 1
         gathered += versions * copies * copy if cast or sliced or copies > 1 or copy != original else 0
     if each_tick:
         places = math.prod(layout.table.shape)
@@ -164,18 +165,16 @@ def _bytes(tree: PyTree, specs: PyTree, axes: Mapping[str, int], least: int = 1)
 
 
 def _workspace(assembly: Assembly) -> int:
-    """The most that one action of one block has in hand, beyond what a TPU core's own memory holds."""
+    """The most that one action of one block has in hand."""
     model, tensor = assembly.config.model, assembly.axes["tensor"]
 
     def size(aval: Any) -> int:
         return aval.size * aval.dtype.itemsize // tensor_parts(aval.shape, model, tensor)
 
     kinds = {action.kind for action in assembly.schedule}
-    # A TPU's products write into a slot, or add to a gradient; on CPU they are calls to a library, and a copy follows.
-    chip = assembly.placement.topology.chip
+    on_tpu = assembly.placement.topology.chip is not None
     actions = assembly.actions.items()
-    most = max(action.peak(size, in_place=chip is not None) for (_, kind), action in actions if kind in kinds)
-    return max(0, most - int(chip.vmem)) if chip else most
+    return max(action.peak(size, on_tpu=on_tpu) for (_, kind), action in actions if kind in kinds)
 
 
 def _transfers(assembly: Assembly) -> int:

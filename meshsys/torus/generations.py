@@ -28,8 +28,6 @@ class Chip:
         hbm: bytes of its memory that the compiler lets a program have.
         hbm_bandwidth: bytes a second.
         link_bandwidth: bytes a second of one link, one way.
-        vmem: bytes of the core's own memory, in which the compiler keeps what an operation hands to the next; the
-            figures are those of JAX's `jax.experimental.pallas.tpu.get_tpu_info`.
         hop: seconds that a message takes over one link, however short it is.
     """
 
@@ -37,7 +35,6 @@ class Chip:
     hbm: float
     hbm_bandwidth: float
     link_bandwidth: float
-    vmem: float = 0.0
     hop: float = 1e-6
 
 
@@ -107,12 +104,12 @@ def _log_ratio(a: list[int] | Shape, b: list[int] | Shape) -> float:
 
 _PARTS_OF_A_CUBE = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
 _FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
-_MIB, _GIB = 2.0**20, 2.0**30
-_V4 = Chip(2.75e14, 30.75 * _GIB, 1.2e12, 4.5e10, 16 * _MIB)
-_V5P = Chip(4.59e14, 95.73 * _GIB, 2.765e12, 9e10, 64 * _MIB)
-_V5E = Chip(1.97e14, 15.75 * _GIB, 8.1e11, 4.5e10, 128 * _MIB)
-_V6E = Chip(9.18e14, 31.24 * _GIB, 1.64e12, 9e10, 128 * _MIB)
-_IRONWOOD_CORE = Chip(1.1535e15, 94.74 * _GIB, 3.69e12, 9e10, 64 * _MIB)  # half a chip
+_GIB = 2.0**30
+_V4 = Chip(2.75e14, 30.75 * _GIB, 1.2e12, 4.5e10)
+_V5P = Chip(4.59e14, 95.73 * _GIB, 2.765e12, 9e10)
+_V5E = Chip(1.97e14, 15.75 * _GIB, 8.1e11, 4.5e10)
+_V6E = Chip(9.18e14, 31.24 * _GIB, 1.64e12, 9e10)
+_IRONWOOD_CORE = Chip(1.1535e15, 94.74 * _GIB, 3.69e12, 9e10)  # half a chip
 _IRONWOOD = Generation("ironwood", _IRONWOOD_CORE, ((1, 1, 1), *_PARTS_OF_A_CUBE), cubes=144, cores=2)
 
 GENERATIONS: dict[str, Generation] = {

@@ -48,6 +48,21 @@ def test_what_is_kept_to_the_end():
     assert working_set(both, struct(8, 8), struct(4, 8), size=size, kept=1) == 2 * 4 * 4 * 8
 
 
+def test_what_only_products_read_may_be_narrow():
+    def read(w, x):
+        return jnp.sin(x @ w) @ w
+
+    # The product's own result is as wide as it is, also where another product reads it.
+    assert working_set(read, struct(8, 8), struct(4, 8), size=size, operand=2) == (4 + 2) * 4 * 8
+    assert working_set(lambda w, x: x @ w @ w, struct(8, 8), struct(4, 8), size=size, operand=2) == 2 * 4 * 4 * 8
+
+    def read_twice(w, x):
+        y = jnp.sin(x @ w)
+        return jnp.sum(y) + jnp.sum(y @ w)
+
+    assert working_set(read_twice, struct(8, 8), struct(4, 8), size=size, operand=2) == 2 * 4 * 4 * 8 + 4
+
+
 def test_calls_are_looked_into():
     def inner(w, x):
         return jax.jit(lambda x: jnp.sin(x) @ w)(x @ w)
