@@ -90,9 +90,11 @@ def test_full_remat_of_a_stage_really_recomputes() -> None:
 @pytest.mark.parametrize(
     ("script", "names"),
     [
-        ("bench_pipeline.py", ("memory", "flops", "time", "compile")),
+        ("bench_pipeline.py", ("memory", "families", "flops", "time", "compile")),
         ("bench_aot.py", ("memory", "pod")),
         ("bench_planner.py", ("cpu", "v5p")),
+        ("bench_recompute.py", ("simulated", "measured")),
+        ("check_pytorch.py", ("interleaved", "loops", "v")),
     ],
 )
 def test_a_script_names_its_benchmarks(script: str, names: tuple[str, ...]) -> None:
