@@ -19,13 +19,14 @@ PyTree = Any
 
 @dataclass(frozen=True)
 class Job:
-    """A function and arguments that fit it, arrays or `jax.ShapeDtypeStruct`s."""
+    """A function and arguments that fit it, arrays or `jax.ShapeDtypeStruct`s; `options` are the compiler's."""
 
     function: Callable
     arguments: tuple
+    options: dict[str, bool] | None = None
 
     def compile(self) -> Any:
-        return jax.jit(self.function).lower(*self.arguments).compile()
+        return jax.jit(self.function, compiler_options=self.options).lower(*self.arguments).compile()
 
 
 @dataclass(frozen=True)

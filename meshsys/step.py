@@ -6,7 +6,7 @@ Shapes: M microbatches, B sequences of a microbatch, S sequence; layer leaves [P
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +21,7 @@ from meshsys.inputs import abstract_batch
 from meshsys.optimizer import learning_rate, make_optimizer
 from meshsys.sharding import BATCH_AXES, canonical_specs, named, training_specs
 from models import Batch
+from schedules.program import compiler_options
 
 __all__ = ["Metrics", "State", "Step"]
 
@@ -86,21 +87,22 @@ class Step:
         self._batch_sharding = NamedSharding(mesh, PartitionSpec(None, BATCH_AXES))
         self._rows_sharding = NamedSharding(mesh, PartitionSpec(None, "pipe"))
         self._compiled: dict[str, jax.stages.Compiled] = {}
+        jit = partial(jax.jit, compiler_options=compiler_options(mesh))
         options: Any = {"batch_axes": BATCH_AXES, "gather": config.pipeline.fsdp_gather}
         if self._streams:
             start, run = assembly.program.stream(assembly.model, mesh, self._specs, **options)
             self._carry: PyTree = None
             self._in_flight: Batch | None = None
             self._carry_sharding = NamedSharding(mesh, PartitionSpec(("pipe", *BATCH_AXES)))
-            self._start = jax.jit(self._on_both(start), out_shardings=self._carry_sharding)
+            self._start = jit(self._on_both(start), out_shardings=self._carry_sharding)
             results = replicated, named(mesh, self._specs), self._carry_sharding
-            self._run = jax.jit(self._on_both(run), donate_argnums=4, out_shardings=results)
+            self._run = jit(self._on_both(run), donate_argnums=4, out_shardings=results)
             self._optimize = jax.jit(self._update, donate_argnums=0, out_shardings=(self.shardings, replicated))
         else:
             self._gradients = gradients or assembly.program.value_and_grad(
                 assembly.model, mesh, self._specs, **options
             )
-            self._run = jax.jit(self._step, donate_argnums=0, out_shardings=(self.shardings, replicated))
+            self._run = jit(self._step, donate_argnums=0, out_shardings=(self.shardings, replicated))
 
     # --- State ----------------------------------------------------------------------------------------------
 

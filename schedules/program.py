@@ -28,9 +28,18 @@ from schedules.program_tables import ProgramTables
 from schedules.rank_step import RankStep
 from schedules.remat import Remat
 
-__all__ = ["Program"]
+__all__ = ["Program", "compiler_options"]
 
 PyTree = Any
+
+
+def compiler_options(mesh: Mesh) -> dict[str, bool] | None:
+    """For `jax.jit` of a program's functions.
+
+    On CPU, XLA before jax 0.12 does not look into the branches of a tick by itself, and copies every buffer in each.
+    """
+    old = jax.__version_info__ < (0, 12) and mesh.devices.flat[0].platform == "cpu"
+    return {"xla_cpu_copy_insertion_use_region_analysis": True} if old else None
 
 
 class Program(ProgramTables):

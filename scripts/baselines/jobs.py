@@ -22,7 +22,7 @@ from models import SAVEABLE_NAMES, Batch, Decoder, ModelConfig
 from schedules.actions import Schedule, split_backward
 from schedules.families import make
 from schedules.pipeline_model import split_model
-from schedules.program import Program
+from schedules.program import Program, compiler_options
 from schedules.remat import Remat
 from scripts.baselines.accumulate import accumulate
 from scripts.baselines.autodiff_scan import autodiff_scan
@@ -77,7 +77,7 @@ def schedule_job(
     function = program.value_and_grad(pipeline_model(Decoder(size.model)), size.mesh, specs, batch_axes=())
     rows = jax.device_put(program.rows(), NamedSharding(size.mesh, PartitionSpec(None, "pipe")))
     common = _everywhere(size, (batch, scale, jax.random.key(0)))
-    return Job(function, (_over_pipe(size, params), *common, rows))
+    return Job(function, (_over_pipe(size, params), *common, rows), compiler_options(size.mesh))
 
 
 def autodiff_job(size: Size, microbatches: int, *, remat: str = "none", unroll: bool = True) -> Job:

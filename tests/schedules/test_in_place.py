@@ -33,6 +33,7 @@ def copied_bytes(hlo: str) -> int:
     return total
 
 
+@pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="XLA drops the barriers before it inserts copies")
 @pytest.mark.parametrize("unroll", [True, False], ids=["unrolled", "scan"])
 @pytest.mark.parametrize("family", ["1f1b", "zb_h1"])
 def test_the_ticks_copy_no_buffers(family, unroll):
