@@ -1,0 +1,1 @@
+"""Jobs on the sub-slices of one pod. Placement knows no JAX."""

@@ -1,0 +1,78 @@
+"""Policies by name."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from dataclasses import dataclass
+
+from meshsys.cluster.policies.base import Policy
+from meshsys.errors import ConfigError
+
+__all__ = ["PolicyInfo", "describe", "get", "names"]
+
+
+@dataclass(frozen=True)
+class PolicyInfo:
+    """One line about a policy.
+
+    Attributes:
+        where: `module:Class`.
+        summary: what it does.
+        source: whose it is.
+    """
+
+    where: str
+    summary: str
+    source: str
+
+
+_HERE = "meshsys.cluster.policies"
+_POLICIES = {
+    "first_fit": PolicyInfo(
+        f"{_HERE}.first_fit:FirstFit", "the first free box of the torus, in any rotation", "as in RFold's comparison"
+    ),
+}
+
+
+def names() -> tuple[str, ...]:
+    """The policies that have a name."""
+    return tuple(_POLICIES)
+
+
+def describe(name: str) -> PolicyInfo:
+    """One policy by its name.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    if name not in _POLICIES:
+        near = difflib.get_close_matches(name, _POLICIES, n=1, cutoff=0.5)
+        others = f"use {', '.join(_POLICIES)}, or module:Class for one of your own"
+        hint = f"did you mean {near[0]}?" if near else others
+        raise ConfigError(f"policy={name} does not exist; {hint}")
+    return _POLICIES[name]
+
+
+def get(name: str) -> Policy:
+    """A new policy, by its name or as `module:Class` of a user's own.
+
+    Raises:
+        ConfigError: there is none, or it is no policy.
+    """
+    where = name if ":" in name else describe(name).where
+    module, _, attribute = where.partition(":")
+    try:
+        made = getattr(importlib.import_module(module), attribute)
+    except (ImportError, ValueError, AttributeError) as error:
+        raise ConfigError(f"policy={name} cannot be imported: {error}; write module:Class") from None
+    if not inspect.isclass(made):
+        raise ConfigError(f"policy={name} is not a class; write module:Class of a class with place and possible")
+    try:
+        policy = made()
+    except TypeError as error:
+        raise ConfigError(f"policy={name} cannot be made: {error}; its class must take no arguments") from None
+    if not isinstance(policy, Policy):
+        raise ConfigError(f"policy={name} is no policy; it needs a name, place(pod, shape, wrap), possible(pod, shape)")
+    return policy
