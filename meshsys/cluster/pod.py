@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from meshsys.cluster.cubes import Cubes
 from meshsys.cluster.grant import Grant
 from meshsys.errors import ConfigError
 from meshsys.torus import Topology
@@ -46,6 +47,9 @@ class Pod:
         free_nodes: bool [*dims], read-only: where `owner` is `FREE`.
         jobs: the grant of each job.
         changes: goes up whenever a chip changes hands.
+        coords: int64 [size, dimensions]: where each chip is.
+        cubes: which chips of each cube are free; None without cubes.
+        cube_of: int64 [size]: the cube of each chip.
 
     Raises:
         ConfigError: a cube that the topology is not made of, or an unknown wiring.
@@ -70,12 +74,11 @@ class Pod:
         self.owner = _read_only(self._owner)
         self.free_nodes = _read_only(self._free.reshape(self.dims))
         self.coords = np.stack(np.unravel_index(np.arange(self.size), self.dims), -1)  # int64 [size, ndim]
-        if cube:
-            self.grid = tuple(size // cube for size in self.dims)
-            self.cube_of = np.ravel_multi_index(tuple((self.coords // cube).T), self.grid)
-        else:
-            self.grid = ()
-            self.cube_of = np.zeros(self.size, np.int64)
+        self.cubes = Cubes(self.dims, cube) if cube else None
+        self.cube_of = np.zeros(self.size, np.int64)
+        if self.cubes:
+            self.cube_of[self.cubes.nodes] = np.arange(self.cubes.count)[:, None]
+            self.cubes.update(np.arange(self.cubes.count), self._free)
 
     def _check(self) -> None:
         if self.wiring not in ("same_position", "any"):
@@ -127,7 +130,7 @@ class Pod:
         self._free[nodes] = False
         self._users[grant.links] += 1
         self.jobs[job] = grant
-        self._changed(-len(nodes))
+        self._changed(nodes, -len(nodes))
 
     def release(self, job: int) -> None:
         """Takes a job's chips and links back; chips that failed meanwhile stay out of use.
@@ -142,7 +145,7 @@ class Pod:
         self._owner[sound] = FREE
         self._free[sound] = True
         self._users[grant.links] -= 1
-        self._changed(len(sound))
+        self._changed(sound, len(sound))
 
     # Failures
 
@@ -153,7 +156,7 @@ class Pod:
         idle = np.unique(hit[self._owner[hit] == FREE])
         self._owner[idle] = FAILED
         self._free[idle] = False
-        self._changed(-len(idle))
+        self._changed(idle, -len(idle))
         return tuple(int(job) for job in np.unique(self._owner[hit]) if job > 0)
 
     def repair(self, nodes: Iterable[int]) -> None:
@@ -163,11 +166,13 @@ class Pod:
         back = np.unique(whole[self._owner[whole] == FAILED])
         self._owner[back] = FREE
         self._free[back] = True
-        self._changed(len(back))
+        self._changed(back, len(back))
 
-    def _changed(self, freed: int) -> None:
+    def _changed(self, nodes: NDArray[np.int64], freed: int) -> None:
         self.free += freed
         self.changes += 1
+        if self.cubes:
+            self.cubes.update(np.unique(self.cube_of[nodes]), self._free)
 
     # Links
 

@@ -52,7 +52,7 @@ def grant(
         nodes=nodes,
         fold=fold,
         rotation=rotation,
-        cubes=tuple(np.unique(pod.cube_of[nodes]).tolist()) if pod.cube else (),
+        cubes=tuple(np.unique(pod.cube_of[nodes]).tolist()) if pod.cubes else (),
         links=np.unique(np.concatenate(used)),
         wrap=tuple(closed),
         wireable=wireable,

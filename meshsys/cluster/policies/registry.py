@@ -29,10 +29,16 @@ class PolicyInfo:
 
 
 _HERE = "meshsys.cluster.policies"
+_RFOLD = "RFold, arXiv 2510.03891, and its public simulator"
 _POLICIES = {
-    "first_fit": PolicyInfo(
-        f"{_HERE}.first_fit:FirstFit", "the first free box of the torus, in any rotation", "as in RFold's comparison"
+    "first_fit": PolicyInfo(f"{_HERE}.first_fit:FirstFit", "the first free box of the torus, in any rotation", _RFOLD),
+    "folding": PolicyInfo(f"{_HERE}.folding:Folding", "folded to be short, then the first free box", _RFOLD),
+    "reconfig": PolicyInfo(f"{_HERE}.reconfig:Reconfig", "chunks of any cubes, put together by switches", _RFOLD),
+    "rfold": PolicyInfo(f"{_HERE}.rfold:RFold", "folded to few cubes; lines through any free chips", _RFOLD),
+    "hilbert": PolicyInfo(
+        f"{_HERE}.hilbert:Hilbert", "the free chips closest together on a Hilbert curve", "Slurm's topology/3d_torus"
     ),
+    "risa": PolicyInfo(f"{_HERE}.risa:Risa", "within one cube if it can, cubes in turn", "RISA, arXiv 2310.03997"),
 }
 
 
