@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Cubes", "box_mask", "mask_of"]
+__all__ = ["Cubes", "box_mask", "mask_of", "packed"]
 
 Ints = NDArray[np.int64]
 Words = NDArray[np.uint64]
@@ -40,15 +40,14 @@ class Cubes:
         numbers = np.arange(math.prod(dims)).reshape([n for size in grid for n in (size, side)])
         order = (*range(0, 2 * ndim, 2), *range(1, 2 * ndim, 2))
         self.nodes = np.ascontiguousarray(numbers.transpose(order).reshape(self.count, self.volume))
-        self._pad = -self.volume % 64
-        self.words = np.zeros((self.count, (self.volume + self._pad) // 64), np.uint64)
+        self.words = np.zeros((self.count, -(-self.volume // 64)), np.uint64)
         self.free = np.zeros(self.count, np.int64)
 
     def update(self, cubes: Ints, free: NDArray[np.bool_]) -> None:
         """Takes over which chips are free, bool [all chips], in some cubes."""
         bits = free[self.nodes[cubes]]
         self.free[cubes] = bits.sum(1)
-        self.words[cubes] = _packed(np.pad(bits, ((0, 0), (0, self._pad))) if self._pad else bits)
+        self.words[cubes] = packed(bits)
 
     def hold(self, mask: Words) -> NDArray[np.bool_]:
         """For each cube whether all places of a mask are free: bool [count]."""
@@ -66,12 +65,15 @@ def box_mask(side: int, corner: tuple[int, ...], box: tuple[int, ...]) -> Words:
 
 def mask_of(places: Iterable[int], volume: int) -> Words:
     """A mask of some places of a cube."""
-    bits = np.zeros(volume + -volume % 64, bool)
+    bits = np.zeros(volume, bool)
     bits[list(places)] = True
-    words = _packed(bits[None])[0]
+    words = packed(bits[None])[0]
     words.setflags(write=False)
     return words
 
 
-def _packed(bits: NDArray[np.bool_]) -> Words:
-    return np.packbits(bits, axis=1, bitorder="little").view("<u8").astype(np.uint64, copy=False)
+def packed(bits: NDArray[np.bool_]) -> Words:
+    """Masks of places, bool [masks, places of a cube], as words."""
+    pad = -bits.shape[1] % 64
+    whole = np.pad(bits, ((0, 0), (0, pad))) if pad else bits
+    return np.ascontiguousarray(np.packbits(whole, axis=1, bitorder="little")).view("<u8").astype(np.uint64, copy=False)

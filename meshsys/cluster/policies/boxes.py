@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from meshsys.cluster.pod import Pod
 
-__all__ = ["box_nodes", "first_free", "padded", "rotations"]
+__all__ = ["box_nodes", "first_free", "free_corners", "padded", "rotations"]
 
 
 def padded(shape: Sequence[int], ndim: int) -> tuple[int, ...] | None:
@@ -34,6 +34,20 @@ def rotations(shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[i
 
 def first_free(pod: Pod, box: tuple[int, ...]) -> tuple[int, ...] | None:
     """The first corner, lexicographic, from which a box is free; it may reach around where the torus wraps."""
+    room = _corners(pod, box)
+    if room is None:
+        return None
+    return tuple(int(place) for place in np.unravel_index(int(room.argmax()), pod.dims))
+
+
+def free_corners(pod: Pod, box: tuple[int, ...]) -> NDArray[np.int64]:
+    """All corners from which a box is free: int64 [corners, dimensions]."""
+    room = _corners(pod, box)
+    return np.argwhere(room) if room is not None else np.empty((0, pod.ndim), np.int64)
+
+
+def _corners(pod: Pod, box: tuple[int, ...]) -> NDArray[np.bool_] | None:
+    """Where the corner of a free box can be: bool [*dims]; None where nowhere."""
     if math.prod(box) > pod.free or any(side > size for side, size in zip(box, pod.dims, strict=True)):
         return None
     room = pod.free_nodes
@@ -41,7 +55,7 @@ def first_free(pod: Pod, box: tuple[int, ...]) -> tuple[int, ...] | None:
         room = _runs(room, dim, side, pod.wrap[dim] or side == pod.dims[dim])
         if not room.any():
             return None
-    return tuple(int(place) for place in np.unravel_index(int(room.argmax()), pod.dims))
+    return room
 
 
 def _runs(room: NDArray[np.bool_], dim: int, side: int, wraps: bool) -> NDArray[np.bool_]:

@@ -39,6 +39,7 @@ _POLICIES = {
         f"{_HERE}.hilbert:Hilbert", "the free chips closest together on a Hilbert curve", "Slurm's topology/3d_torus"
     ),
     "risa": PolicyInfo(f"{_HERE}.risa:Risa", "within one cube if it can, cubes in turn", "RISA, arXiv 2310.03997"),
+    "best": PolicyInfo(f"{_HERE}.best:Best", "exact folds that switches can join, where most room is left", "ours"),
 }
 
 

@@ -6,26 +6,11 @@ import itertools
 import math
 from functools import lru_cache
 
-__all__ = ["factorisations", "rfold_folds"]
+from meshsys.cluster.factors import factorisations
+
+__all__ = ["rfold_folds"]
 
 Shape = tuple[int, ...]
-
-
-@lru_cache(4096)
-def factorisations(size: int, ndim: int) -> tuple[Shape, ...]:
-    """All ways to write a size as `ndim` factors, each ascending."""
-
-    def go(left: int, count: int, least: int) -> list[Shape]:
-        if count == 1:
-            return [(left,)] if left >= least else []
-        return [
-            (factor, *rest)
-            for factor in range(least, int(left ** (1 / count) + 1e-9) + 1)
-            if left % factor == 0
-            for rest in go(left // factor, count - 1, factor)
-        ]
-
-    return tuple(go(size, ndim, 1))
 
 
 @lru_cache(4096)

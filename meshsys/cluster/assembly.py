@@ -1,0 +1,200 @@
+"""Boxes put together from chunks of several cubes, so that switches which join only same positions can do it.
+
+Along a dimension that is shorter than a cube, all chunks lie at the same place of their cubes. Along a longer one
+that is no multiple of the cube, the partial chunks are at one end of the box, and so lie at the face of their cubes
+that looks to the others. Where a dimension is a multiple, the last cube is joined to the first: a ring.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshsys.cluster.chains import box_folds
+from meshsys.cluster.cubes import Cubes, box_mask
+from meshsys.cluster.factors import factorisations
+from meshsys.cluster.folds import Fold
+from meshsys.cluster.pieces import BROKEN, Pieces, View
+
+__all__ = ["Assemblies", "Assembly", "assemblies"]
+
+Ints = NDArray[np.int64]
+Shape = tuple[int, ...]
+Wraps = tuple[bool, ...]
+
+_FOLDS = 6  # boxes a shape, those that need fewest cubes
+_LOOKED_AT = 200  # boxes to find them among
+_EXACT = 8  # of the assemblies that promise most, how many are tried
+
+
+@dataclass(frozen=True, eq=False)
+class Assembly:
+    """One box, in one rotation, with its chunks at certain places.
+
+    Attributes:
+        fold: of the shape in the box.
+        kinds: of each kind of partial chunk its piece, as an index of `Assemblies.pieces`, and where in the box such
+            chunks begin.
+        whole: where whole cubes begin.
+    """
+
+    box: Shape
+    fold: Fold
+    rotation: Shape
+    kinds: tuple[tuple[int, Shape, Shape, tuple[Shape, ...]], ...]
+    whole: tuple[Shape, ...]
+
+    def nodes(self, cubes: Cubes, whole: Sequence[int], parts: Sequence[Sequence[int]]) -> Ints:
+        """Chips in the order of the shape, from a cube for each chunk."""
+        side = cubes.side
+        room = np.empty(self.box, np.int64)
+        for start, cube in zip(self.whole, whole, strict=True):
+            here = tuple(slice(at, at + side) for at in start)
+            room[here] = cubes.nodes[cube].reshape((side,) * 3)
+        for (_, corner, chunk, starts), held in zip(self.kinds, parts, strict=True):
+            local = tuple(slice(at, at + size) for at, size in zip(corner, chunk, strict=True))
+            for start, cube in zip(starts, held, strict=True):
+                here = tuple(slice(at, at + size) for at, size in zip(start, chunk, strict=True))
+                room[here] = cubes.nodes[cube].reshape((side,) * 3)[local]
+        return room[tuple(np.moveaxis(self.fold.places, -1, 0))]
+
+
+class Assemblies:
+    """All assemblies of one shape.
+
+    Attributes:
+        all: int64 [assemblies, 7] are the kinds' pieces and how many chunks there are of each.
+    """
+
+    def __init__(self, found: Sequence[Assembly], pieces: Pieces) -> None:
+        self.all, self.pieces = found, pieces
+        self.piece = np.zeros((len(found), 7), np.int64)
+        self.need = np.zeros((len(found), 7), np.int64)
+        self.whole = np.array([len(one.whole) for one in found], np.int64)
+        for i, one in enumerate(found):
+            for j, (piece, _, _, starts) in enumerate(one.kinds):
+                self.piece[i, j], self.need[i, j] = piece, len(starts)
+
+    def best(self, view: View) -> tuple[int, Assembly, list[int], list[list[int]]] | None:
+        """Cost, assembly, whole cubes, and the cubes of each kind of chunk; those that leave most room."""
+        pieces, count = self.pieces, len(view.partial)
+        able = np.flatnonzero(self.whole <= len(view.empty))
+        if not len(able):
+            return None
+        costs = np.full((len(pieces.masks), count), BROKEN, np.int64)
+        if count and len(pieces.masks):
+            piece, cube, cost = pieces.costs(view, view.partial)
+            costs[piece, cube] = cost
+        order = costs.argsort(1, kind="stable")
+        held = (costs < BROKEN).sum(1)
+        sums = np.zeros((len(costs), count + 1), np.int64)
+        np.cumsum(np.take_along_axis(costs, order, 1), 1, out=sums[:, 1:])
+        piece, need = self.piece[able], self.need[able]
+        if not len(pieces.masks):
+            return 0, self.all[int(able[0])], view.empty[: self.whole[able[0]]].tolist(), []
+        partial = np.minimum(need, held[piece])
+        broken = need - partial
+        bound = (sums[piece, partial] + broken * (BROKEN + pieces.fresh[piece])).sum(1)
+        fits = np.flatnonzero(broken.sum(1) + self.whole[able] <= len(view.empty))
+        best = None
+        for at in fits[np.argsort(bound[fits], kind="stable")[:_EXACT]]:
+            if best is not None and bound[at] >= best[0]:
+                break
+            found = self._assign(self.all[int(able[at])], view, costs, order, held)
+            if found is not None and (best is None or found[0] < best[0]):
+                best = found
+        return best
+
+    def _assign(
+        self, assembly: Assembly, view: View, costs: Ints, order: Ints, held: Ints
+    ) -> tuple[int, Assembly, list[int], list[list[int]]] | None:
+        """Every chunk a cube of its own; kinds that fit into fewest cubes choose first."""
+        empty = view.empty.tolist()
+        whole, rest = empty[: len(assembly.whole)], empty[len(assembly.whole) :]
+        used: set[int] = set()
+        parts: list[list[int]] = [[] for _ in assembly.kinds]
+        total = 0
+        for kind in sorted(range(len(parts)), key=lambda kind: held[assembly.kinds[kind][0]]):
+            piece, _, _, starts = assembly.kinds[kind]
+            for column in order[piece, : held[piece]]:
+                if len(parts[kind]) == len(starts):
+                    break
+                if int(column) not in used:
+                    used.add(int(column))
+                    parts[kind].append(int(view.partial[column]))
+                    total += int(costs[piece, column])
+            missing = len(starts) - len(parts[kind])
+            if missing > len(rest):
+                return None
+            parts[kind] += rest[:missing]
+            rest = rest[missing:]
+            total += missing * (BROKEN + int(self.pieces.fresh[piece]))
+        return total, assembly, whole, parts
+
+
+@lru_cache(1 << 12)
+def assemblies(shape: Shape, wrap: Wraps, side: int, cubes: int) -> Assemblies | None:
+    """Those of the boxes that need fewest cubes; None where there is none."""
+    size = math.prod(shape)
+    boxes = [
+        (math.prod(-(-length // side) for length in box), box)
+        for box in {*factorisations(size, 3), *([tuple(sorted(shape))] if len(shape) == 3 else [])}
+    ]
+    found: list[Assembly] = []
+    masks: dict[tuple[Shape, Shape], int] = {}
+    folds = 0
+    for _, box in sorted((need, box) for need, box in boxes if 1 < need <= cubes)[:_LOOKED_AT]:
+        if _fold(shape, wrap, box, side) is None:
+            continue
+        for turned in sorted(set(itertools.permutations(box))):
+            found += _placed(shape, wrap, turned, side, masks)
+        folds += 1
+        if folds == _FOLDS:
+            break
+    if not found:
+        return None
+    words = np.array([box_mask(side, *key) for key in masks], np.uint64).reshape(len(masks), -(-(side**3) // 64))
+    return Assemblies(found, Pieces(side, words, np.zeros(len(masks), np.int64)))
+
+
+def _fold(shape: Shape, wrap: Wraps, box: Shape, side: int):  # type: ignore[no-untyped-def]
+    return box_folds(shape, wrap, box, tuple(length > 2 and length % side == 0 for length in box))
+
+
+def _placed(shape: Shape, wrap: Wraps, box: Shape, side: int, masks: dict[tuple[Shape, Shape], int]) -> list[Assembly]:
+    """The box with its partial chunks at all places they can have."""
+    found = _fold(shape, wrap, box, side)
+    if found is None:
+        return []
+    fold, _, product = found
+    # Of each dimension: where its segments begin in the box, where in their cubes, and how long they are.
+    choices: list[list[list[tuple[int, int, int]]]] = []
+    for length in box:
+        rest = length % side
+        if length < side:
+            choices.append([[(0, offset, length)] for offset in range(side - length + 1)])
+        elif not rest:
+            choices.append([[(at, 0, side) for at in range(0, length, side)]])
+        else:
+            last = [(at, 0, min(side, length - at)) for at in range(0, length, side)]
+            first = [(0, side - rest, rest)] + [(at, 0, side) for at in range(rest, length, side)]
+            choices.append([last, first])
+    out = []
+    for segments in itertools.product(*choices):
+        whole: list[Shape] = []
+        kinds: dict[tuple[Shape, Shape], list[Shape]] = {}
+        for chunk in itertools.product(*segments):
+            start, corner, size = zip(*chunk, strict=True)
+            if size == (side,) * 3:
+                whole.append(start)
+            else:
+                kinds.setdefault((corner, size), []).append(start)
+        listed = tuple((masks.setdefault(kind, len(masks)), *kind, tuple(starts)) for kind, starts in kinds.items())
+        out.append(Assembly(box, fold, product.rotation, listed, tuple(whole)))
+    return out

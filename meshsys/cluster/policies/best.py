@@ -1,0 +1,140 @@
+"""The placement that leaves the most room."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshsys.cluster.assembly import assemblies
+from meshsys.cluster.chains import box_folds, menu
+from meshsys.cluster.factors import factorisations
+from meshsys.cluster.grant import Grant
+from meshsys.cluster.pieces import View
+from meshsys.cluster.pod import Pod
+from meshsys.cluster.policies.base import Cached, Shape, Wrap
+from meshsys.cluster.policies.boxes import box_nodes, free_corners, rotations
+from meshsys.cluster.wiring import grant
+
+__all__ = ["Best"]
+
+Ints = NDArray[np.int64]
+Laid = tuple[int, Ints, str, tuple[int, ...]]  # cost, chips, fold, rotation
+_BOXES = 8  # boxes a shape on a torus, the most compact
+_CORNERS = 64  # places of a box that are compared
+
+
+class Best(Cached):
+    """Exact folds only; the fewest newly broken cubes, then the piece that touches the fewest free chips.
+
+    On cubes a job is laid as a chain through whole cubes and one piece of another, or as a box of chunks, in every
+    way that joins same positions of opposite faces; so it is wireable whatever the switches can do. On a torus it is
+    laid in the box that lies closest among others.
+
+    Rings that are asked for are closed wherever any fold closes them; others where it costs nothing.
+    """
+
+    name = "best"
+
+    def place(self, pod: Pod, shape: Shape, wrap: Wrap = None) -> Grant | None:
+        if math.prod(shape) > pod.free:
+            return None
+        asked = tuple(ring and side > 2 for ring, side in zip(wrap or (False,) * len(shape), shape, strict=True))
+        lay = _on_cubes if pod.cubes is not None and pod.ndim == 3 else _on_torus
+        rings = asked
+        while not _known(pod, shape, rings) and any(rings):
+            # No fold closes them all: the ring of the shortest dimension becomes a line, there and back.
+            shortest = min((dim for dim, ring in enumerate(rings) if ring), key=lambda dim: shape[dim])
+            rings = (*rings[:shortest], False, *rings[shortest + 1 :])
+        laid = lay(pod, shape, rings)
+        if laid is None:
+            return None
+        found = grant(pod, laid[1], rings, laid[2], laid[3])
+        lines = [side - 1 for side, ring, closed in zip(shape, asked, found.wrap, strict=True) if ring and not closed]
+        return replace(found, dilation=max([found.dilation, *lines])) if lines else found
+
+
+def _known(pod: Pod, shape: Shape, wrap: tuple[bool, ...]) -> bool:
+    """Whether an empty pod has a place for the shape with these rings."""
+    if pod.cubes is not None and pod.ndim == 3:
+        ways = menu(shape, wrap, pod.cubes.side)
+        few = ways is not None and ways.whole + (ways.pieces is not None) <= pod.cubes.count
+        return few or assemblies(shape, wrap, pod.cubes.side, pod.cubes.count) is not None
+    return bool(_boxes(shape, wrap, pod.dims, pod.wrap))
+
+
+def _on_cubes(pod: Pod, shape: Shape, wrap: tuple[bool, ...]) -> Laid | None:
+    assert pod.cubes is not None
+    cubes = pod.cubes
+    view = View(cubes)
+    best: Laid | None = None
+    ways = menu(shape, wrap, cubes.side)
+    if ways is not None and ways.whole <= len(view.empty):
+        whole = view.empty[: ways.whole].tolist()
+        if ways.pieces is None:
+            return 0, *ways.nodes(cubes, whole, -1, -1)
+        found = ways.pieces.best(view, spare=len(view.empty) > ways.whole)
+        if found is not None:
+            cost, piece, cube = found
+            at = cube if cube >= 0 else int(view.empty[ways.whole])
+            best = (cost, *ways.nodes(cubes, whole, piece, at))
+    if best is None or best[0] > 0:
+        boxes = assemblies(shape, wrap, cubes.side, cubes.count)
+        put = boxes.best(view) if boxes is not None else None
+        if put is not None and (best is None or put[0] < best[0]):
+            cost, assembly, taken, parts = put
+            best = cost, assembly.nodes(cubes, taken, parts), assembly.fold.how, assembly.rotation
+    return best
+
+
+@lru_cache(1 << 12)
+def _boxes(
+    shape: Shape, wrap: tuple[bool, ...], dims: Shape, dims_wrap: tuple[bool, ...]
+) -> tuple[tuple[Shape, Ints, str, Shape], ...]:
+    """Boxes of a torus that the shape folds to, the most compact first."""
+    found = []
+    for sides in sorted(factorisations(math.prod(shape), len(dims)), key=lambda sides: (sum(sides), sides)):
+        some = []
+        for box, _ in rotations(sides):
+            if any(side > size for side, size in zip(box, dims, strict=True)):
+                continue
+            closed = tuple(w and side == size for w, side, size in zip(dims_wrap, box, dims, strict=True))
+            fold = box_folds(shape, wrap, box, closed)
+            if fold is not None:
+                some.append((box, fold[0].places, fold[0].how, fold[2].rotation))
+        found.append(some)
+        if sum(map(bool, found)) == _BOXES:
+            break
+    return tuple(box for some in found for box in some)
+
+
+def _on_torus(pod: Pod, shape: Shape, wrap: tuple[bool, ...]) -> Laid | None:
+    best: Laid | None = None
+    sides: tuple[int, ...] = ()
+    for box, places, how, rotation in _boxes(shape, wrap, pod.dims, pod.wrap):
+        if best is not None and sorted(box) != sorted(sides):
+            break
+        sides = box
+        for corner in free_corners(pod, box)[:_CORNERS]:
+            cost = _touched(pod, corner, box)
+            if best is None or cost < best[0]:
+                chips = box_nodes(pod, corner, box)[tuple(np.moveaxis(places, -1, 0))]
+                best = cost, chips, how, rotation
+    return best
+
+
+def _touched(pod: Pod, corner: Ints, box: Shape) -> int:
+    """Free chips next to a box."""
+    around = 0
+    for dim, (side, size) in enumerate(zip(box, pod.dims, strict=True)):
+        if side == size:
+            continue
+        for at in (int(corner[dim]) - 1, int(corner[dim]) + side):
+            if pod.wrap[dim] or 0 <= at < size:
+                face = [(start + np.arange(long)) % n for start, long, n in zip(corner, box, pod.dims, strict=True)]
+                face[dim] = np.array([at % size])
+                around += int(pod.free_nodes[np.ix_(*face)].sum())
+    return around
