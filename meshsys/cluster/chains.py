@@ -102,15 +102,14 @@ class _Chain:
             path = slots.orders[piece[0], piece[1] : piece[1] + self.rest].tolist()
             if self.whole and slots.port(path[0]) is None:
                 path.reverse()
-        turn: tuple[int, ...] | None = ()
+        turn: tuple[int, ...] = ()
         if self.whole:
             first = path[0] if path else next(slot for slot in range(slots.count) if slots.port(slot) is not None)
             dim = slots.port(first)
             assert dim is not None
             last = slots.opposite(first, dim)
             assert last is not None
-            turn = slots.across(first, last)
-            assert turn is not None
+            turn = slots.across(first, last) or ()
         chips = [cubes.nodes[full][slots.places[list(turn)]] for full in whole]
         if path:
             chips.append(cubes.nodes[cube][slots.places[path]])
