@@ -6,29 +6,17 @@ Whether a mesh fits its devices, or a schedule its stages, is for `meshsys.plann
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    GetCoreSchemaHandler,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
-from pydantic_core import CoreSchema, ErrorDetails
+from pydantic import BeforeValidator, Field, GetCoreSchemaHandler, field_validator, model_validator
+from pydantic_core import CoreSchema
 
 from meshsys import yaml_core
-from meshsys.errors import ConfigError
+from meshsys.config_file import INT32_MAX, Count, Label, Section, Text, load, show_value
 from models.config import ModelConfig
 
 __all__ = [
@@ -45,22 +33,8 @@ __all__ = [
     "to_yaml",
 ]
 
-_INT32_MAX = 2**31 - 1  # steps and positions are int32 on the devices
 _LARGEST = 1e30  # float32 holds it, and its products with small numbers
 _LARGEST_SIZE = 2**50  # bytes; no device has so many
-
-Count = Annotated[int, Field(ge=1, le=_INT32_MAX)]
-
-
-def _without_zero_byte(text: str) -> str:
-    if "\0" in text:
-        raise ValueError("holds a zero byte, which no path can; remove it")
-    return text
-
-
-Text = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_without_zero_byte)]
-# `mesh.topology: 8` and `run.name: 17` are numbers to YAML, and text to whoever wrote them.
-Label = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
 
 
 _UNITS = {f"{letter}iB": 2 ** (10 * power) for power, letter in enumerate("KMGT", 1)}
@@ -92,11 +66,7 @@ class _FromMapping:
         return schema
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class RunConfig(_Section):
+class RunConfig(Section):
     """Where a run lives, and its randomness.
 
     Attributes:
@@ -107,7 +77,7 @@ class RunConfig(_Section):
 
     name: Label
     dir: Text | None = None
-    seed: int = Field(default=0, ge=0, le=_INT32_MAX)
+    seed: int = Field(default=0, ge=0, le=INT32_MAX)
 
     @field_validator("name")
     @classmethod
@@ -119,7 +89,7 @@ class RunConfig(_Section):
         return name
 
 
-class DataConfig(_Section):
+class DataConfig(Section):
     """What the model reads.
 
     Attributes:
@@ -134,11 +104,11 @@ class DataConfig(_Section):
     source: Text = "python_docs"
     text_field: Text = "text"
     tokenizer: Text = "bytes"
-    sequence_length: int = Field(default=128, ge=2, le=_INT32_MAX)
+    sequence_length: int = Field(default=128, ge=2, le=INT32_MAX)
     batch_size: Count = 16
 
 
-class MeshAxes(_Section):
+class MeshAxes(Section):
     """Devices along each mesh axis.
 
     Attributes:
@@ -158,7 +128,7 @@ class MeshAxes(_Section):
     context: Count = 1
 
 
-class MeshConfig(_Section):
+class MeshConfig(Section):
     """The devices and how the axes use them.
 
     Attributes:
@@ -177,7 +147,7 @@ class MeshConfig(_Section):
         return topology
 
 
-class SearchConfig(_Section):
+class SearchConfig(Section):
     """What `pipeline.schedule: search` looks for: the schedule that takes the least lock-step time at
     `pipeline.costs`.
 
@@ -190,7 +160,7 @@ class SearchConfig(_Section):
     seconds: float = Field(default=30.0, gt=0, le=1e6)
 
 
-class PipelineConfig(_Section):
+class PipelineConfig(Section):
     """How a step is cut into stages and microbatches.
 
     Attributes:
@@ -243,7 +213,7 @@ class PipelineConfig(_Section):
             )
         if self.remat != "auto" and cap is not None:
             raise ValueError(
-                f"pipeline.activation_memory={_show(cap)} is for pipeline.remat=auto, and pipeline.remat={self.remat} "
+                f"pipeline.activation_memory={show_value(cap)} is for pipeline.remat=auto, and pipeline.remat={self.remat} "
                 "takes what it takes; leave it out, or set pipeline.remat=auto"
             )
         if self.remat == "auto" and self.split_recompute:
@@ -258,7 +228,7 @@ class PipelineConfig(_Section):
         return None if self.activation_memory is None else _bytes_of(self.activation_memory)
 
 
-class TrainConfig(_Section):
+class TrainConfig(Section):
     """The optimizer's run.
 
     Attributes:
@@ -273,14 +243,14 @@ class TrainConfig(_Section):
 
     steps: Count = 100
     learning_rate: float = Field(default=3e-4, gt=0, le=_LARGEST)
-    warmup_steps: int = Field(default=0, ge=0, le=_INT32_MAX)
+    warmup_steps: int = Field(default=0, ge=0, le=INT32_MAX)
     weight_decay: float = Field(default=0.1, ge=0, le=_LARGEST)
     gradient_clip: float = Field(default=1.0, ge=0, le=_LARGEST)
     final_learning_rate_fraction: float = Field(default=0.1, ge=0, le=1)
     skip_nonfinite: bool = False
 
 
-class CheckpointConfig(_Section):
+class CheckpointConfig(Section):
     """When the state is saved.
 
     Attributes:
@@ -288,11 +258,11 @@ class CheckpointConfig(_Section):
         keep: checkpoints that stay on disk.
     """
 
-    every: int = Field(default=0, ge=0, le=_INT32_MAX)
+    every: int = Field(default=0, ge=0, le=INT32_MAX)
     keep: Count = 3
 
 
-class Config(_Section):
+class Config(Section):
     """One run: every option, resolved and checked. `ModelConfig` is `models.config`'s."""
 
     run: RunConfig
@@ -315,172 +285,9 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: the first problem, in one line, with the nearest valid name or the valid choices.
     """
-    raw = _read(Path(path))
-    for override in overrides:
-        _apply(override, raw)
-    try:
-        return Config.model_validate(raw)
-    except ValidationError as error:
-        raise ConfigError(_explain(error.errors())) from None
+    return load(Config, path, overrides, example="train.steps=100")
 
 
 def to_yaml(config: Config) -> str:
     """The resolved configuration; `load_config` reads it back to an equal one."""
     return yaml_core.dump(config.model_dump())
-
-
-# Reading
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        raw = yaml_core.load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        near = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*.y*ml")], 1)
-        hint = f"; did you mean {path.with_name(near[0])}?" if near else "; give the path of a YAML file"
-        raise ConfigError(f"the configuration file {path} does not exist{hint}") from None
-    except OSError as error:
-        reason = f"{error.strerror}; give the path of a YAML file"
-        raise ConfigError(f"the configuration file {path} cannot be read: {reason}") from None
-    except yaml_core.MarkedYAMLError as error:
-        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigError(f"{path}{line} is not valid YAML: {error.problem or error.context}; mend that line") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not valid YAML: byte {error.start} is not UTF-8; save it as UTF-8") from None
-    except (yaml_core.YAMLError, ValueError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}; mend or remove that value") from None
-    if not isinstance(raw, dict):
-        held = "is empty" if raw is None else f"holds {_show(raw)}"
-        raise ConfigError(f"{path} {held}; write a mapping of sections: {', '.join(_TREE)}")
-    return raw
-
-
-def _apply(override: str, raw: dict[str, Any]) -> None:
-    """Sets one `section.key=value` in the mapping that the file gave."""
-    dotted, equals, text = override.partition("=")
-    if not equals:
-        raise ConfigError(f"the override `{override}` has no `=`; write section.key=value, as in train.steps=100")
-    *parents, key = path = dotted.strip().split(".")
-    try:
-        value = yaml_core.load(text)
-    except (yaml_core.YAMLError, ValueError):
-        value = text  # such as the glob `*.txt`, an alias to YAML
-    for depth in range(len(path)):
-        if path[depth] not in _children(path[:depth]):
-            raise ConfigError(_unknown(path, value, depth))
-    node = raw
-    for depth, parent in enumerate(parents):
-        node = node.setdefault(parent, {})
-        if not isinstance(node, dict):
-            raise ConfigError(_not_a_mapping(path[: depth + 1], node))
-    node[key] = value
-
-
-# Explaining
-
-
-def _tree(kind: Any) -> dict[str, Any]:
-    """The names below a section, each with the names below it; a value has none."""
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return {name: _tree(field.annotation) for name, field in kind.model_fields.items()}
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        return {field.name: {} for field in dataclasses.fields(kind)}
-    return {}
-
-
-_TREE = _tree(Config)
-
-
-def _children(path: Sequence[str]) -> dict[str, Any]:
-    node = _TREE
-    for name in path:
-        node = node[name]
-    return node
-
-
-def _names(node: dict[str, Any], prefix: tuple[str, ...] = ()) -> Iterable[tuple[str, ...]]:
-    for name, below in node.items():
-        yield (*prefix, name)
-        yield from _names(below, (*prefix, name))
-
-
-def _show(value: Any) -> str:
-    """The value as a user would write it, in one line and at most 60 characters."""
-    escaped = isinstance(value, str) and not value.isprintable()
-    text = repr(value) if escaped else yaml_core.dump(value, flow=True).rstrip("\n")
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _unknown(path: Sequence[str], value: Any, depth: int) -> str:
-    """`path[depth]` is the name that does not exist."""
-    parent, name = path[:depth], path[depth]
-    siblings = _children(parent)
-    where = ".".join(parent)
-    said = f"{'.'.join(path)}={_show(value)} is not an option"
-    if parent and not siblings:
-        return f"{said}; {where} holds a single value"
-    names = list(_names(_TREE))
-    if "." in name and (*parent, *name.split(".")) in names:
-        above, _, below = name.rpartition(".")
-        return f"{said} as one key; write {below} below {above.replace('.', ' and ')}"
-    elsewhere = [other for other in names if other[-1] == path[-1]]
-    near = difflib.get_close_matches(name, siblings, 1)
-    if near and not (elsewhere and name == path[-1]):
-        nearest = (*parent, *near)
-        whole = (*nearest, *path[depth + 1 :])
-        guesses = [whole if whole in names else nearest]
-    else:
-        guesses = elsewhere
-    if guesses:
-        return f"{said}; did you mean {' or '.join('.'.join(guess) for guess in guesses)}?"
-    return f"{said}; {where or 'the file'} has {', '.join(siblings)}"
-
-
-def _not_a_mapping(path: Sequence[str], value: Any) -> str:
-    names = ", ".join(_children(path))
-    return f"{'.'.join(path)}={_show(value)} is not a mapping; give it keys ({names}), or leave it out for the defaults"
-
-
-_EXPLANATIONS = {
-    "int_type": "is not an integer; write one, as in 8",
-    "int_from_float": "is not an integer; write one, as in 8",
-    "float_type": "is not a number; write one, as in 0.1",
-    "bool_type": "is neither true nor false; write one of them",
-    "string_type": "is not text; write one value, in quotes",
-    "string_too_short": "is empty; give it a value, or leave it out for the default",
-    "string_too_long": "is too long; use at most {max_length} characters",
-    "string_unicode": "is not valid Unicode; write it in UTF-8",
-    "finite_number": "is not a finite number; write one, as in 0.1",
-    "greater_than": "must be above {gt}; raise it",
-    "greater_than_equal": "must be at least {ge}; raise it",
-    "less_than_equal": "must be at most {le}; lower it",
-    "literal_error": "is not a choice; use {expected}",
-}
-
-
-_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
-
-
-def _explain(errors: Sequence[ErrorDetails]) -> str:
-    # A name that does not exist is often why another is missing, so it goes first.
-    first = min(errors, key=lambda error: error["type"] not in _UNKNOWN)
-    more = len(errors) - 1
-    return _explain_one(first) + (f" (and {more} more {'problem' if more == 1 else 'problems'})" if more else "")
-
-
-def _explain_one(error: ErrorDetails) -> str:
-    kind, value = error["type"], error["input"]
-    context = {name: f"{it:g}" if isinstance(it, float) else it for name, it in error.get("ctx", {}).items()}
-    path = [str(part) for part in error["loc"]]
-    if kind in _UNKNOWN:
-        return _unknown(path, value, len(path) - 1)
-    if kind == "missing":
-        return "run.name is missing; give the run a name, as in run.name=quickstart"
-    if kind in ("model_type", "dataclass_type"):
-        return _not_a_mapping(path, value)
-    if kind == "value_error" and isinstance(value, dict):
-        return str(context["error"])  # about several options, and it names them
-    reason = _EXPLANATIONS[kind].format(**context).replace("'", "") if kind in _EXPLANATIONS else error["msg"]
-    if kind == "value_error":
-        reason = str(context["error"])
-    return f"{'.'.join(path)}={_show(value)} {reason}"
