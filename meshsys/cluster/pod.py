@@ -13,6 +13,7 @@ chip, and `(n + chip) * D + dim` is the port downwards.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable
 from typing import Any, Literal
@@ -99,6 +100,15 @@ class Pod:
     def empty(self) -> Pod:
         """The same pod without jobs and failures."""
         return Pod(self.topology, self.cube, self.wiring, shared_links=self.shared_links)
+
+    def copy(self) -> Pod:
+        """The same pod with the same jobs and failures; what happens to one does not happen to the other."""
+        other = copy.copy(self)
+        other.jobs = dict(self.jobs)
+        other._owner, other._free = self._owner.copy(), self._free.copy()
+        other._failed, other._users = self._failed.copy(), self._users.copy()
+        other.owner, other.free_nodes = _read_only(other._owner), _read_only(other._free.reshape(self.dims))
+        return other
 
     # Jobs
 

@@ -1,0 +1,279 @@
+"""Queues: which waiting job is next, and what it may do to others.
+
+A queue starts and stops jobs of a `State` until it has nothing more to do at this moment. One registry; each is a
+function of the state, but `easy`, which remembers its reservation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshsys.cluster.grant import Grant
+from meshsys.cluster.pod import Pod
+
+if TYPE_CHECKING:
+    from meshsys.cluster.state import Run, State
+
+__all__ = ["PREEMPTIVE", "QUEUES", "Queue", "make_queue"]
+
+
+class Queue(Protocol):
+    """Starts and stops jobs."""
+
+    def __call__(self, state: State) -> None: ...
+
+
+def _fcfs(state: State) -> None:
+    """In the order of arrival; the first that does not fit holds up all behind it."""
+    while len(state.waiting):
+        grant = state.fitting(state.waiting.first)
+        if grant is None:
+            return
+        state.start(state.waiting.first, grant)
+
+
+def _backfill(state: State) -> None:
+    """What fits among the first `window` jobs behind the first starts; the first may starve."""
+    _fcfs(state)
+    for job in _candidates(state):
+        grant = state.fitting(job)
+        if grant is not None:
+            state.start(job, grant)
+
+
+def _candidates(state: State) -> list[int]:
+    """Jobs behind the first, within the window, in the order in which they may overtake; without those known not to
+    fit."""
+    window, order = state.options.window, state.options.order
+    rows = state.waiting.rows[1 : None if window is None else window + 1]
+    rows = rows[~state.blocked[state.workload.shape[rows]]]
+    rows = rows[state.size[rows] <= state.pod.free]
+    if order == "shortest":
+        rows = rows[np.argsort(state.left[rows], kind="stable")]
+    elif order == "largest":
+        rows = rows[np.argsort(-state.size[rows], kind="stable")]
+    found: list[int] = rows.tolist()
+    return found
+
+
+@dataclass(eq=False)
+class _Reservation:
+    """The first waiting job's: when it will start, and where.
+
+    Attributes:
+        job: whose.
+        time: seconds, when running jobs will have made room.
+        grant: its chips then.
+    """
+
+    job: int
+    time: float
+    grant: Grant
+
+
+class _Easy:
+    """Backfill that never delays the first waiting job (EASY: Lifka, JSSPP'95).
+
+    The first job that does not fit gets the earliest time at which running jobs will have made room for its shape, and
+    the chips it will have then. Jobs behind it may start if they end before, or on other chips. Jobs' durations are
+    known.
+    """
+
+    def __init__(self) -> None:
+        self._held: _Reservation | None = None
+        self._rest: Pod | None = None  # the pod without the reserved chips, as it was after so many changes
+        self._rest_of: tuple[_Reservation, int] | None = None
+        self._no: set[int] = set()  # shapes that do not fit there
+        self._releases = -1
+
+    def __call__(self, state: State) -> None:
+        self._start_first(state)
+        if len(state.waiting) < 2:
+            return
+        candidates = _candidates(state)
+        if not candidates:
+            return
+        held = self._reservation(state)
+        for job in candidates:
+            if held is None:
+                grant = state.fitting(job)
+            else:
+                grant = self._elsewhere(state, job, held)
+            if grant is not None:
+                state.start(job, grant)
+
+    def _start_first(self, state: State) -> None:
+        while len(state.waiting):
+            job, held = state.waiting.first, self._held
+            grant = None
+            if held is not None and held.job == job and state.now >= held.time:
+                # Just these chips were kept free; the policy might prefer others, or miss that they fit.
+                grant = held.grant if state.pod.admits(held.grant) else None
+            grant = state.fitting(job) if grant is None else grant
+            if grant is None:
+                return
+            state.start(job, grant)
+
+    def _reservation(self, state: State) -> _Reservation | None:
+        """The first job's; found anew when another is first, or when its time has passed without it."""
+        job, held = state.waiting.first, self._held
+        if held is None or held.job != job or held.time <= state.now:
+            self._held = _reserve(state, job)
+            self._releases = -1
+        return self._held
+
+    def _elsewhere(self, state: State, job: int, held: _Reservation) -> Grant | None:
+        grant = state.fitting(job)
+        if grant is None or state.ends_if(job, grant) <= held.time:
+            return grant
+        if self._releases != state.releases:
+            self._no.clear()
+            self._releases = state.releases
+        shape = int(state.workload.shape[job])
+        if shape in self._no:
+            return None
+        if self._rest is None or self._rest_of != (held, state.pod.changes):
+            self._rest, self._rest_of = state.pod.copy(), (held, state.pod.changes)
+            self._rest.fail(held.grant.nodes.ravel().tolist())
+        grant = state.ask(self._rest, state.shape(job))
+        if grant is None:
+            self._no.add(shape)
+        return grant
+
+
+def _reserve(state: State, job: int) -> _Reservation | None:
+    """The fewest of the runs that end first whose end makes room; None if even all of them do not."""
+    runs, shape, size = state.by_end(), state.shape(job), int(state.size[job])
+    freed = state.pod.free + np.cumsum([0, *(run.grant.size for run in runs)])
+    low, high = int(np.searchsorted(freed, size)), len(runs)
+    found: Grant | None = None
+    while low <= high and low < len(freed):
+        middle = (low + high) // 2
+        trial = state.pod.copy()
+        for run in runs[:middle]:
+            trial.release(run.job + 1)
+        grant = state.ask(trial, shape)
+        if grant is not None:
+            found, high = grant, middle - 1
+        else:
+            low = middle + 1
+    if found is None or not 0 < high + 1 <= len(runs):
+        return None
+    return _Reservation(job, runs[high].ends, found)
+
+
+# Queues that may stop running jobs
+
+_WORTH = 2.0  # a waiting job takes the chips of those that are so much behind it
+_ATTEMPTS = 4  # to stop others, at one moment
+_EPOCH = 3600.0  # seconds that slaq looks ahead
+_CURVE = 20.0  # how fast losses fall
+
+Rows = NDArray[np.int64]
+
+
+def _remaining(state: State, rows: Rows, left: NDArray[np.float64]) -> NDArray[np.float64]:
+    """srtf: seconds that are left."""
+    return left
+
+
+def _attained(state: State, rows: Rows, left: NDArray[np.float64]) -> NDArray[np.float64]:
+    """fair: chip-seconds that a job has had, and a chip-hour: least attained service, as in Tiresias (NSDI'19)."""
+    now = [
+        (state.now - run.since) * run.grant.size if (run := state.running.get(job)) else 0.0 for job in rows.tolist()
+    ]
+    return state.attained[rows] + np.array(now) + 3600.0
+
+
+def _quality(state: State, rows: Rows, left: NDArray[np.float64]) -> NDArray[np.float64]:
+    """slaq: chip-seconds for a unit of quality, over the next hour (SLAQ: Zhang et al., SoCC'17).
+
+    A job's loss falls from 1 to 0 along 1 / (1 + 20 x), x being the part of its work that is done: the sublinear
+    curve that SLAQ fits to losses. Its jobs share chips in any proportion; these run whole, or wait.
+    """
+    duration = state.workload.duration[rows]
+    done = 1 - left / duration
+    then = np.minimum(1.0, done + _EPOCH / duration)
+    gain = (1 / (1 + _CURVE * done) - 1 / (1 + _CURVE * then)) / (1 - 1 / (1 + _CURVE))
+    return state.size[rows] * np.minimum(_EPOCH, left) / np.maximum(gain, 1e-12)
+
+
+@dataclass(frozen=True)
+class _Ranked:
+    """The job with the least of a quantity first; it may stop those that have twice as much."""
+
+    rank: Callable[[State, Rows, NDArray[np.float64]], NDArray[np.float64]]
+
+    def __call__(self, state: State) -> None:
+        attempts = _ATTEMPTS if state.options.preempt else 0
+        rows, ranks = self._waiting(state)
+        for job, rank in zip(rows, ranks, strict=True):
+            grant = state.fitting(job)
+            if grant is None and attempts:
+                attempts -= 1
+                grant = self._make_room(state, job, rank)
+            if grant is not None:
+                state.start(job, grant)
+        if len(state.waiting) and attempts < state.options.preempt * _ATTEMPTS:
+            for job in self._waiting(state)[0]:  # those that were stopped may fit elsewhere
+                grant = state.fitting(job)
+                if grant is not None:
+                    state.start(job, grant)
+
+    def _waiting(self, state: State) -> tuple[list[int], list[float]]:
+        rows = state.waiting.rows
+        if not len(rows):
+            return [], []
+        ranks = self.rank(state, rows, state.left[rows])
+        order = np.argsort(ranks, kind="stable")[: state.options.window]
+        return rows[order].tolist(), ranks[order].tolist()
+
+    def _make_room(self, state: State, job: int, rank: float) -> Grant | None:
+        """Stops the runs behind a job whose chips it can use; without those, all that may be stopped are tried."""
+        least = 60 * state.options.quantum_minutes
+        runs = [run for run in state.running.values() if state.now - run.begins >= least]
+        if not runs or state.pod.free + sum(run.grant.size for run in runs) < state.size[job]:
+            return None
+        rows = np.array([run.job for run in runs])
+        ranks = self.rank(state, rows, np.array([state.work_left(run) for run in runs]))
+        behind = [run for run, theirs in zip(runs, ranks.tolist(), strict=True) if theirs >= _WORTH * rank]
+        trial = state.pod.copy()
+        for run in behind:
+            trial.release(run.job + 1)
+        grant = state.ask(trial, state.shape(job)) if behind else None
+        if grant is None:
+            return None
+        restart = 60 * state.options.preempt_minutes
+        for run in behind:
+            if _overlap(run, grant, state.pod.shared_links):
+                state.stop(run.job, restart)
+        return grant
+
+
+def _overlap(run: Run, grant: Grant, shared_links: bool) -> bool:
+    chips = np.intersect1d(run.grant.nodes, grant.nodes).size
+    return bool(chips or (not shared_links and np.intersect1d(run.grant.links, grant.links).size))
+
+
+QUEUES: dict[str, Callable[[], Queue]] = {
+    "fcfs": lambda: _fcfs,
+    "backfill": lambda: _backfill,
+    "easy": _Easy,
+    "srtf": lambda: _Ranked(_remaining),
+    "slaq": lambda: _Ranked(_quality),
+    "fair": lambda: _Ranked(_attained),
+}
+"""Makers of queues, by name."""
+
+PREEMPTIVE = ("srtf", "slaq", "fair")
+"""Queues that may stop running jobs, and so are asked again as time passes."""
+
+
+def make_queue(name: str) -> Queue:
+    """A new queue by its name."""
+    return QUEUES[name]()
