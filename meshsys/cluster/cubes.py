@@ -6,6 +6,7 @@ bits first; one word for cubes of up to 4 a side.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Iterable
@@ -48,6 +49,12 @@ class Cubes:
         bits = free[self.nodes[cubes]]
         self.free[cubes] = bits.sum(1)
         self.words[cubes] = packed(bits)
+
+    def copy(self) -> Cubes:
+        """Those of a copy of the pod."""
+        other = copy.copy(self)
+        other.words, other.free = self.words.copy(), self.free.copy()
+        return other
 
     def hold(self, mask: Words) -> NDArray[np.bool_]:
         """For each cube whether all places of a mask are free: bool [count]."""

@@ -108,6 +108,7 @@ class Pod:
         other._owner, other._free = self._owner.copy(), self._free.copy()
         other._failed, other._users = self._failed.copy(), self._users.copy()
         other.owner, other.free_nodes = _read_only(other._owner), _read_only(other._free.reshape(self.dims))
+        other.cubes = self.cubes.copy() if self.cubes else None
         return other
 
     # Jobs

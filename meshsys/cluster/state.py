@@ -230,7 +230,9 @@ class State:
         part = self._cluster.communication
         if not part:
             return scale
-        ways = [(2 if closed or side == 2 else 1) for side, closed in zip(grant.shape, grant.wrap, strict=True) if side > 1]
+        ways = [
+            (2 if closed or side == 2 else 1) for side, closed in zip(grant.shape, grant.wrap, strict=True) if side > 1
+        ]
         slower = grant.dilation * 2 * len(ways) / sum(ways) if ways else 1.0
         return scale / (1 - part + part * slower)
 

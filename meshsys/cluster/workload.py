@@ -171,9 +171,7 @@ def tpu_v4_mix() -> list[tuple[Shape, float]]:
     ]
 
 
-def _draw_mix(
-    random: np.random.Generator, count: int, mix: Sequence[tuple[Shape, float]], dims: int
-) -> list[Shape]:
+def _draw_mix(random: np.random.Generator, count: int, mix: Sequence[tuple[Shape, float]], dims: int) -> list[Shape]:
     shapes = [shape if len(shape) <= dims else compact_shape(math.prod(shape), dims) for shape, _ in mix]
     weights = np.array([weight for _, weight in mix])
     return [shapes[place] for place in random.choice(len(shapes), count, p=weights / weights.sum())]
