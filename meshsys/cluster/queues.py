@@ -6,6 +6,7 @@ function of the state, but `easy`, which remembers its reservation.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -40,10 +41,14 @@ def _fcfs(state: State) -> None:
 def _backfill(state: State) -> None:
     """What fits among the first `window` jobs behind the first starts; the first may starve."""
     _fcfs(state)
-    for job in _candidates(state):
-        grant = state.fitting(job)
-        if grant is not None:
-            state.start(job, grant)
+    while any([_started(state, job, state.fitting(job)) for job in _candidates(state)]):
+        pass  # those that started let others into the window
+
+
+def _started(state: State, job: int, grant: Grant | None) -> bool:
+    if grant is not None:
+        state.start(job, grant)
+    return grant is not None
 
 
 def _candidates(state: State) -> list[int]:
@@ -93,19 +98,11 @@ class _Easy:
 
     def __call__(self, state: State) -> None:
         self._start_first(state)
-        if len(state.waiting) < 2:
-            return
-        candidates = _candidates(state)
-        if not candidates:
-            return
-        held = self._reservation(state)
-        for job in candidates:
-            if held is None:
-                grant = state.fitting(job)
-            else:
-                grant = self._elsewhere(state, job, held)
-            if grant is not None:
-                state.start(job, grant)
+        while candidates := _candidates(state):
+            held = self._reservation(state)
+            grants = ((job, self._beside(state, job, held)) for job in candidates)
+            if not any([_started(state, job, grant) for job, grant in grants]):
+                return
 
     def _start_first(self, state: State) -> None:
         while len(state.waiting):
@@ -127,9 +124,10 @@ class _Easy:
             self._releases = -1
         return self._held
 
-    def _elsewhere(self, state: State, job: int, held: _Reservation) -> Grant | None:
+    def _beside(self, state: State, job: int, held: _Reservation | None) -> Grant | None:
+        """Chips for a job that neither delay the reservation nor are among its own."""
         grant = state.fitting(job)
-        if grant is None or state.ends_if(job, grant) <= held.time:
+        if grant is None or held is None or state.ends_if(job, grant) <= held.time:
             return grant
         if self._releases != state.releases:
             self._no.clear()
@@ -147,24 +145,24 @@ class _Easy:
 
 
 def _reserve(state: State, job: int) -> _Reservation | None:
-    """The fewest of the runs that end first whose end makes room; None if even all of them do not."""
+    """The first end of a run at which, with it and all before it gone, the job fits; None if it never does."""
     runs, shape, size = state.by_end(), state.shape(job), int(state.size[job])
-    freed = state.pod.free + np.cumsum([0, *(run.grant.size for run in runs)])
-    low, high = int(np.searchsorted(freed, size)), len(runs)
-    found: Grant | None = None
-    while low <= high and low < len(freed):
+    ends = sorted({run.ends for run in runs})
+    count = [bisect.bisect_right(runs, end, key=lambda run: run.ends) for end in ends]
+    freed = state.pod.free + np.cumsum([0, *(run.grant.size for run in runs)])[count]
+    low, high = int(np.searchsorted(freed, size)), len(ends) - 1
+    found: _Reservation | None = None
+    while low <= high:
         middle = (low + high) // 2
         trial = state.pod.copy()
-        for run in runs[:middle]:
+        for run in runs[: count[middle]]:
             trial.release(run.job + 1)
         grant = state.ask(trial, shape)
-        if grant is not None:
-            found, high = grant, middle - 1
-        else:
+        if grant is None:
             low = middle + 1
-    if found is None or not 0 < high + 1 <= len(runs):
-        return None
-    return _Reservation(job, runs[high].ends, found)
+        else:
+            found, high = _Reservation(job, ends[middle], grant), middle - 1
+    return found
 
 
 # Queues that may stop running jobs

@@ -162,7 +162,11 @@ class _Simulation:
         self.refused = np.zeros(count, bool)
         self.open = count  # jobs that have not ended and are not refused
         self.blocked = np.zeros((3, count))  # resource, shape, order
-        possible = [policy.possible(pod, shape) for shape in workload.shapes]
+        # Chips that are out of use for good are so from the beginning.
+        whole = not cluster.failures.failed
+        possible = [
+            policy.possible(pod, shape) and (whole or policy.place(pod, shape) is not None) for shape in workload.shapes
+        ]
         self.possible = np.array(possible)[workload.shape]
         self.chip_events: list[tuple[float, int, int]] = []
         self.random = np.random.default_rng(cluster.failures.seed)
