@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshsys.arguments import Parser, add_config, command, number
+from meshsys.cluster_commands import add_cluster_commands
 from meshsys.errors import ConfigError
 from meshsys.plan_command import add_plan_command
 from meshsys.schedule_commands import add_schedule_commands
@@ -123,6 +124,7 @@ def _parser() -> Parser:
     add_config(command(commands, "train", _train, "train a configuration; resumes where its run stopped"))
     add_plan_command(commands)
     add_schedule_commands(commands)
+    add_cluster_commands(commands)
 
     generate = command(commands, "generate", _generate, "continue a text with a trained model")
     generate.add_argument("--prompt", metavar="TEXT", type=_unicode, required=True)

@@ -149,7 +149,9 @@ def assemblies(shape: Shape, wrap: Wraps, side: int, cubes: int) -> Assemblies |
     found: list[Assembly] = []
     masks: dict[tuple[Shape, Shape], int] = {}
     folds = 0
-    for _, box in sorted((need, box) for need, box in boxes if 1 < need <= cubes)[:_LOOKED_AT]:
+    own = tuple(sorted(shape))
+    fitting = sorted((need, box != own, box) for need, box in boxes if 1 < need <= cubes)
+    for *_, box in fitting[:_LOOKED_AT]:
         if _fold(shape, wrap, box, side) is None:
             continue
         for turned in sorted(set(itertools.permutations(box))):

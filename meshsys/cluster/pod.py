@@ -200,10 +200,15 @@ class Pod:
         """A link for people: "link 1,0,3 +y", or "port 1,0,3 +y" where it leads to a switch."""
         down, rest = divmod(link, self.size * self.ndim)
         chip, dim = divmod(rest, self.ndim)
-        place = self.coords[chip]
-        port = bool(self.cube) and (down == 1 or (place[dim] + 1) % self.cube == 0)
         name = "xyz"[dim] if dim < 3 else f"d{dim}"
-        return f"{'port' if port else 'link'} {','.join(map(str, place))} {'-' if down else '+'}{name}"
+        kind = "port" if self.is_port(link) else "link"
+        return f"{kind} {','.join(map(str, self.coords[chip]))} {'-' if down else '+'}{name}"
+
+    def is_port(self, link: int) -> bool:
+        """Whether a link leads to a switch."""
+        down, rest = divmod(link, self.size * self.ndim)
+        chip, dim = divmod(rest, self.ndim)
+        return bool(self.cube) and (down == 1 or (self.coords[chip, dim] + 1) % self.cube == 0)
 
 
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:

@@ -72,21 +72,20 @@ def _on_cubes(pod: Pod, shape: Shape, wrap: tuple[bool, ...]) -> Laid | None:
     view = View(cubes)
     best: Laid | None = None
     ways = menu(shape, wrap, cubes.side)
-    if ways is not None and ways.whole <= len(view.empty):
-        whole = view.empty[: ways.whole].tolist()
-        if ways.pieces is None:
-            return 0, *ways.nodes(cubes, whole, -1, -1)
+    if ways is not None and ways.pieces is not None and ways.whole <= len(view.empty):
         found = ways.pieces.best(view, spare=len(view.empty) > ways.whole)
         if found is not None:
             cost, piece, cube = found
-            at = cube if cube >= 0 else int(view.empty[ways.whole])
-            best = (cost, *ways.nodes(cubes, whole, piece, at))
+            whole = view.empty[: ways.whole].tolist()
+            best = (cost, *ways.nodes(cubes, whole, piece, cube if cube >= 0 else int(view.empty[ways.whole])))
     if best is None or best[0] > 0:
         boxes = assemblies(shape, wrap, cubes.side, cubes.count)
         put = boxes.best(view) if boxes is not None else None
         if put is not None and (best is None or put[0] < best[0]):
             cost, assembly, taken, parts = put
             best = cost, assembly.nodes(cubes, taken, parts), assembly.fold.how, assembly.rotation
+    if (best is None or best[0] > 0) and ways is not None and ways.pieces is None and ways.whole <= len(view.empty):
+        return 0, *ways.nodes(cubes, view.empty[: ways.whole].tolist(), -1, -1)
     return best
 
 
