@@ -298,7 +298,10 @@ def _decide(shape: Shape, wrap: Wraps, box: Shape, box_wrap: Wraps, steps: int) 
     logical, physical = _Graph(shape, wrap), _Graph(box, box_wrap)
     if _obstacle(logical, physical):
         return None, True
-    images, proved = _search(logical, physical, steps)
+    for in_order in (False, True):
+        images, proved = _search(logical, physical, steps, in_order)
+        if proved:
+            break
     if images is None:
         return None, proved
     places = np.array([physical.places[image] for image in images], np.int64)
@@ -322,8 +325,8 @@ def _obstacle(logical: _Graph, physical: _Graph) -> bool:
     return fills and any(mine > other for mine, other in zip(logical.reach(), physical.reach(), strict=False))
 
 
-def _search(logical: _Graph, physical: _Graph, steps: int) -> tuple[list[int] | None, bool]:
-    """Depth first, the position with the fewest chips left next.
+def _search(logical: _Graph, physical: _Graph, steps: int, in_order: bool) -> tuple[list[int] | None, bool]:
+    """Depth first, the position with the fewest chips left next, or the next in order, which suits long rings.
 
     Returns the chips; or None, and whether everything was tried.
     """
@@ -337,8 +340,11 @@ def _search(logical: _Graph, physical: _Graph, steps: int) -> tuple[list[int] | 
         nonlocal budget
         if not left:
             return True
-        placed = [len([1 for other in logical.near[i] if images[other] >= 0]) for i in left]
-        at = min(range(len(left)), key=lambda k: (domains[left[k]].bit_count(), -placed[k], -logical.degrees[left[k]]))
+        at = 0
+        if not in_order:
+            placed = [len([1 for other in logical.near[i] if images[other] >= 0]) for i in left]
+            ranks = ((domains[i].bit_count(), -near, -logical.degrees[i]) for i, near in zip(left, placed, strict=True))
+            at = min(enumerate(ranks), key=lambda rank: rank[1])[0]
         position = left[at]
         rest = left[:at] + left[at + 1 :]
         for chip in _bits(domains[position]):

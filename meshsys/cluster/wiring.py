@@ -21,19 +21,24 @@ def grant(
     wrap: Sequence[bool] | None,
     fold: str,
     rotation: tuple[int, ...] = (),
+    *,
+    detours: bool = True,
 ) -> Grant:
     """The grant of chips `nodes`, int64 [*shape], to logical neighbours of a mesh.
 
     Neighbours along a dimension get a link each. The ends of a dimension are neighbours where `wrap` asks for it, and
     they are a ring, asked for or not, where a link for every such pair is there anyhow.
 
-    Neighbours that are no link apart send over others' links: on a torus by dimension-ordered ways; on cubes over a
-    port that joins the two cubes, if there is one.
+    Neighbours that are farther apart send over the links between, dimension by dimension, if they are on a torus or in
+    one cube. In different cubes they cannot be wired, as each switch that could carry them joins one pair of ports.
+
+    Args:
+        detours: whether a cube's own links may carry what is not next to each other; without, it is not wireable.
     """
     asked = tuple(wrap) if wrap is not None else (False,) * nodes.ndim
     lines = [_pairs(nodes, dim) for dim in range(nodes.ndim)]
     a, b = (np.concatenate([line[side] for line in lines] or [nodes[:0]]) for side in (0, 1))
-    wiring = _Cubes(pod) if pod.cube else _Torus(pod)
+    wiring = _Cubes(pod, detours) if pod.cube else _Torus(pod)
     links, wireable, dilation = wiring.join(a, b)
     used = [links]
     closed = []
@@ -71,28 +76,33 @@ class _Torus:
 
     def join(self, a: Ints, b: Ints) -> tuple[Ints, bool, int]:
         """Links between chips a[i] and b[i], whether they are there, and the most hops."""
-        pod = self._pod
-        at, to = pod.coords[a], pod.coords[b]
-        used, hops = [np.empty(0, np.int64)], np.zeros(len(a), np.int64)
-        for dim, (size, wraps) in enumerate(zip(pod.dims, pod.wrap, strict=True)):
-            step = to[:, dim] - at[:, dim]
-            if wraps:
-                step = (step + (size - 1) // 2) % size - (size - 1) // 2
-            hops += abs(step)
-            for hop in range(int(abs(step).max(initial=0))):
-                on = at[abs(step) > hop]
-                sign = np.sign(step[abs(step) > hop])
-                on[:, dim] = (on[:, dim] + sign * hop - (sign < 0)) % size
-                used.append(np.ravel_multi_index(tuple(on.T), pod.dims) * pod.ndim + dim)
-            at[:, dim] = to[:, dim]
-        return np.concatenate(used), True, int(hops.max(initial=0))
+        links, hops = _ways(self._pod, a, b, self._pod.wrap)
+        return links, True, hops
+
+
+def _ways(pod: Pod, a: Ints, b: Ints, wrap: Sequence[bool]) -> tuple[Ints, int]:
+    """The links of shortest ways, dimension by dimension, and the most hops."""
+    at, to = pod.coords[a], pod.coords[b]
+    used, hops = [np.empty(0, np.int64)], np.zeros(len(a), np.int64)
+    for dim, (size, wraps) in enumerate(zip(pod.dims, wrap, strict=True)):
+        step = to[:, dim] - at[:, dim]
+        if wraps:
+            step = (step + (size - 1) // 2) % size - (size - 1) // 2
+        hops += abs(step)
+        for hop in range(int(abs(step).max(initial=0))):
+            on = at[abs(step) > hop]
+            sign = np.sign(step[abs(step) > hop])
+            on[:, dim] = (on[:, dim] + sign * hop - (sign < 0)) % size
+            used.append(np.ravel_multi_index(tuple(on.T), pod.dims) * pod.ndim + dim)
+        at[:, dim] = to[:, dim]
+    return np.concatenate(used), int(hops.max(initial=0))
 
 
 class _Cubes:
     """Ports that a grant has used up are remembered: each joins one pair."""
 
-    def __init__(self, pod: Pod) -> None:
-        self._pod = pod
+    def __init__(self, pod: Pod, detours: bool) -> None:
+        self._pod, self._detours = pod, detours
         self._joined: set[int] = set()
 
     def join(self, a: Ints, b: Ints) -> tuple[Ints, bool, int]:
@@ -112,7 +122,11 @@ class _Cubes:
             links, left = self._opposite(a, b, at, to, step)
         hops = 1
         if len(left):
-            hops = int(self._detour(at[left], to[left], same[~near][left]).max())
+            a, b, same = a[left], b[left], same[~near][left]
+            hops = int(self._detour(at[left], to[left], same).max())
+            if self._detours:
+                inside, _ = _ways(pod, a[same], b[same], (False,) * pod.ndim)
+                return np.concatenate([*used, links, inside]), bool(same.all()), hops
         return np.concatenate([*used, links]), not len(left), hops
 
     def _opposite(self, a: Ints, b: Ints, at: Ints, to: Ints, step: Ints) -> tuple[Ints, Ints]:
@@ -157,14 +171,14 @@ class _Cubes:
         return True
 
     def _detour(self, at: Ints, to: Ints, same: NDArray[np.bool_]) -> Ints:
-        """Hops to the nearest pair of ports that could be joined, over it, and on; in one cube without leaving it."""
+        """Hops within a cube; else to the nearest pair of ports that could be joined, over it, and on."""
         cube = self._pod.cube
         assert cube is not None
         step = abs(to - at)
         total = step.sum(1)
-        hops = np.where(same, total, np.iinfo(np.int64).max)
-        for dim in range(self._pod.ndim):
-            for one, other in ((at, to), (to, at)):
-                over = (cube - 1 - one[:, dim]) + 1 + other[:, dim] + total - step[:, dim]
-                hops = np.minimum(hops, over)
-        return hops
+        over = [
+            cube - one[:, dim] + other[:, dim] + total - step[:, dim]
+            for dim in range(self._pod.ndim)
+            for one, other in ((at, to), (to, at))
+        ]
+        return np.where(same, total, np.min(over, 0))

@@ -33,7 +33,7 @@ class Folding(Cached):
             if corner is None:
                 continue
             closed = tuple(pod.wrap[dim] and side == pod.dims[dim] for dim, side in enumerate(box))
-            fold = embed(shape, asked, box, closed)
+            fold = embed(shape, asked, box, closed, steps=500)
             if fold is not None:
                 found = grant(pod, box_nodes(pod, corner, box)[tuple(np.moveaxis(fold.places, -1, 0))], wrap, fold.how)
                 if pod.admits(found):

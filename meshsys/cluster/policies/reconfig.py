@@ -37,7 +37,7 @@ def from_chunks(pod: Pod, shape: Shape, wrap: Wrap, folded: Shape, policy: str) 
         if nodes is None:
             continue
         closed = tuple(side > 2 and side % pod.cubes.side == 0 for side in box)
-        fold = embed(shape, wrap or (False,) * len(shape), box, closed)
+        fold = embed(shape, wrap or (False,) * len(shape), box, closed, steps=500)
         if fold is not None:
-            return grant(pod, nodes[tuple(np.moveaxis(fold.places, -1, 0))], wrap, fold.how)
+            return grant(pod, nodes[tuple(np.moveaxis(fold.places, -1, 0))], wrap, fold.how, detours=False)
     return None

@@ -42,7 +42,8 @@ class RFold(Cached):
             if sum(side > 1 for side in sides) == 1:
                 nodes = _line(pod.cubes, math.prod(shape))
                 if nodes is not None:
-                    return grant(pod, nodes.reshape(shape), wrap, f"{math.prod(shape)} as a path through cubes")
+                    fold = f"{math.prod(shape)} as a path through cubes"
+                    return grant(pod, nodes.reshape(shape), wrap, fold, detours=False)
             else:
                 side = pod.cubes.side
                 sides = min(rfold_folds(shape, side), key=lambda fold: cubes_needed(fold, side))
