@@ -16,10 +16,10 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from meshsys.cluster.chains import box_folds
+from meshsys.cluster.chains import best_product
 from meshsys.cluster.cubes import Cubes, box_mask
 from meshsys.cluster.factors import factorisations
-from meshsys.cluster.folds import Fold
+from meshsys.cluster.folds import Product
 from meshsys.cluster.pieces import BROKEN, Pieces, View
 
 __all__ = ["Assemblies", "Assembly", "assemblies"]
@@ -33,36 +33,50 @@ _LOOKED_AT = 200  # boxes to find them among
 _EXACT = 8  # of the assemblies that promise most, how many are tried
 
 
+@dataclass(frozen=True)
+class _Segments:
+    """The equal segments of one dimension of a box: where in their cubes they lie, how long, and where in the box."""
+
+    offset: int
+    length: int
+    starts: tuple[int, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Assembly:
     """One box, in one rotation, with its chunks at certain places.
 
     Attributes:
-        fold: of the shape in the box.
-        kinds: of each kind of partial chunk its piece, as an index of `Assemblies.pieces`, and where in the box such
-            chunks begin.
-        whole: where whole cubes begin.
+        product: of the shape in the box.
+        kinds: of each kind of partial chunk its piece, as an index of `Assemblies.pieces`, and its segments.
+        whole: the segments of whole cubes; None where there are none.
     """
 
-    box: Shape
-    fold: Fold
-    rotation: Shape
-    kinds: tuple[tuple[int, Shape, Shape, tuple[Shape, ...]], ...]
-    whole: tuple[Shape, ...]
+    product: Product
+    kinds: tuple[tuple[int, tuple[_Segments, ...]], ...]
+    whole: tuple[_Segments, ...] | None
+
+    @property
+    def cubes(self) -> int:
+        """Whole ones."""
+        return _count(self.whole) if self.whole else 0
 
     def nodes(self, cubes: Cubes, whole: Sequence[int], parts: Sequence[Sequence[int]]) -> Ints:
         """Chips in the order of the shape, from a cube for each chunk."""
-        side = cubes.side
-        room = np.empty(self.box, np.int64)
-        for start, cube in zip(self.whole, whole, strict=True):
-            here = tuple(slice(at, at + side) for at in start)
-            room[here] = cubes.nodes[cube].reshape((side,) * 3)
-        for (_, corner, chunk, starts), held in zip(self.kinds, parts, strict=True):
-            local = tuple(slice(at, at + size) for at, size in zip(corner, chunk, strict=True))
+        room = np.empty(self.product.box, np.int64)
+        chunks = [(self.whole, whole)] if self.whole else []
+        chunks += [(segments, held) for (_, segments), held in zip(self.kinds, parts, strict=True)]
+        for segments, held in chunks:
+            local = tuple(slice(one.offset, one.offset + one.length) for one in segments)
+            starts = itertools.product(*(one.starts for one in segments))
             for start, cube in zip(starts, held, strict=True):
-                here = tuple(slice(at, at + size) for at, size in zip(start, chunk, strict=True))
-                room[here] = cubes.nodes[cube].reshape((side,) * 3)[local]
-        return room[tuple(np.moveaxis(self.fold.places, -1, 0))]
+                here = tuple(slice(at, at + one.length) for at, one in zip(start, segments, strict=True))
+                room[here] = cubes.nodes[cube].reshape((cubes.side,) * 3)[local]
+        return room[tuple(np.moveaxis(self.product.places(), -1, 0))]
+
+
+def _count(segments: tuple[_Segments, ...]) -> int:
+    return math.prod(len(one.starts) for one in segments)
 
 
 class Assemblies:
@@ -76,10 +90,10 @@ class Assemblies:
         self.all, self.pieces = found, pieces
         self.piece = np.zeros((len(found), 7), np.int64)
         self.need = np.zeros((len(found), 7), np.int64)
-        self.whole = np.array([len(one.whole) for one in found], np.int64)
+        self.whole = np.array([one.cubes for one in found], np.int64)
         for i, one in enumerate(found):
-            for j, (piece, _, _, starts) in enumerate(one.kinds):
-                self.piece[i, j], self.need[i, j] = piece, len(starts)
+            for j, (piece, segments) in enumerate(one.kinds):
+                self.piece[i, j], self.need[i, j] = piece, _count(segments)
 
     def best(self, view: View) -> tuple[int, Assembly, list[int], list[list[int]]] | None:
         """Cost, assembly, whole cubes, and the cubes of each kind of chunk; those that leave most room."""
@@ -116,20 +130,21 @@ class Assemblies:
     ) -> tuple[int, Assembly, list[int], list[list[int]]] | None:
         """Every chunk a cube of its own; kinds that fit into fewest cubes choose first."""
         empty = view.empty.tolist()
-        whole, rest = empty[: len(assembly.whole)], empty[len(assembly.whole) :]
+        whole, rest = empty[: assembly.cubes], empty[assembly.cubes :]
         used: set[int] = set()
         parts: list[list[int]] = [[] for _ in assembly.kinds]
         total = 0
         for kind in sorted(range(len(parts)), key=lambda kind: held[assembly.kinds[kind][0]]):
-            piece, _, _, starts = assembly.kinds[kind]
+            piece, segments = assembly.kinds[kind]
+            need = _count(segments)
             for column in order[piece, : held[piece]]:
-                if len(parts[kind]) == len(starts):
+                if len(parts[kind]) == need:
                     break
                 if int(column) not in used:
                     used.add(int(column))
                     parts[kind].append(int(view.partial[column]))
                     total += int(costs[piece, column])
-            missing = len(starts) - len(parts[kind])
+            missing = need - len(parts[kind])
             if missing > len(rest):
                 return None
             parts[kind] += rest[:missing]
@@ -152,10 +167,17 @@ def assemblies(shape: Shape, wrap: Wraps, side: int, cubes: int) -> Assemblies |
     own = tuple(sorted(shape))
     fitting = sorted((need, box != own, box) for need, box in boxes if 1 < need <= cubes)
     for *_, box in fitting[:_LOOKED_AT]:
-        if _fold(shape, wrap, box, side) is None:
+        if not all(any(size % length == 0 for size in shape) or length == side == 4 for length in box):
             continue
-        for turned in sorted(set(itertools.permutations(box))):
-            found += _placed(shape, wrap, turned, side, masks)
+        best = best_product(shape, wrap, box, tuple(length > 2 and length % side == 0 for length in box))
+        if best is None:
+            continue
+        seen = set()
+        for order in itertools.permutations(range(3)):
+            turned = best.turned(order)
+            if turned.box not in seen:
+                seen.add(turned.box)
+                found += _placed(turned, side, masks)
         folds += 1
         if folds == _FOLDS:
             break
@@ -165,38 +187,28 @@ def assemblies(shape: Shape, wrap: Wraps, side: int, cubes: int) -> Assemblies |
     return Assemblies(found, Pieces(side, words, np.zeros(len(masks), np.int64)))
 
 
-def _fold(shape: Shape, wrap: Wraps, box: Shape, side: int):  # type: ignore[no-untyped-def]
-    return box_folds(shape, wrap, box, tuple(length > 2 and length % side == 0 for length in box))
-
-
-def _placed(shape: Shape, wrap: Wraps, box: Shape, side: int, masks: dict[tuple[Shape, Shape], int]) -> list[Assembly]:
+def _placed(product: Product, side: int, masks: dict[tuple[Shape, Shape], int]) -> list[Assembly]:
     """The box with its partial chunks at all places they can have."""
-    found = _fold(shape, wrap, box, side)
-    if found is None:
-        return []
-    fold, _, product = found
-    # Of each dimension: where its segments begin in the box, where in their cubes, and how long they are.
-    choices: list[list[list[tuple[int, int, int]]]] = []
-    for length in box:
+    choices: list[list[tuple[_Segments, ...]]] = []
+    for length in product.box:
         rest = length % side
         if length < side:
-            choices.append([[(0, offset, length)] for offset in range(side - length + 1)])
+            choices.append([(_Segments(offset, length, (0,)),) for offset in range(side - length + 1)])
         elif not rest:
-            choices.append([[(at, 0, side) for at in range(0, length, side)]])
+            choices.append([(_Segments(0, side, tuple(range(0, length, side))),)])
         else:
-            last = [(at, 0, min(side, length - at)) for at in range(0, length, side)]
-            first = [(0, side - rest, rest)] + [(at, 0, side) for at in range(rest, length, side)]
-            choices.append([last, first])
+            first = _Segments(0, side, tuple(range(0, length - rest, side))), _Segments(0, rest, (length - rest,))
+            last = _Segments(0, side, tuple(range(rest, length, side))), _Segments(side - rest, rest, (0,))
+            choices.append([first, last])
     out = []
-    for segments in itertools.product(*choices):
-        whole: list[Shape] = []
-        kinds: dict[tuple[Shape, Shape], list[Shape]] = {}
-        for chunk in itertools.product(*segments):
-            start, corner, size = zip(*chunk, strict=True)
-            if size == (side,) * 3:
-                whole.append(start)
-            else:
-                kinds.setdefault((corner, size), []).append(start)
-        listed = tuple((masks.setdefault(kind, len(masks)), *kind, tuple(starts)) for kind, starts in kinds.items())
-        out.append(Assembly(box, fold, product.rotation, listed, tuple(whole)))
+    for axes in itertools.product(*choices):
+        whole = None
+        kinds = []
+        for segments in itertools.product(*axes):
+            if all(one.length == side for one in segments):
+                whole = segments
+                continue
+            key = (tuple(one.offset for one in segments), tuple(one.length for one in segments))
+            kinds.append((masks.setdefault(key, len(masks)), segments))
+        out.append(Assembly(product, tuple(kinds), whole))
     return out

@@ -19,15 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshsys.cluster.cubes import Cubes, box_mask, packed
-from meshsys.cluster.folds import Fold, Product, products
+from meshsys.cluster.folds import Product, products
 from meshsys.cluster.pieces import Pieces, distinct
 from meshsys.cluster.slots import Slots, slots_of
 
-__all__ = ["Menu", "box_folds", "menu"]
+__all__ = ["Menu", "best_product", "menu"]
 
 Ints = NDArray[np.int64]
 Shape = tuple[int, ...]
 Wraps = tuple[bool, ...]
+Words = NDArray[np.uint64]
 
 _STARTS = 64  # of a piece along a snake, in cubes that are large
 
@@ -71,28 +72,9 @@ class _Chain:
     def _cut(self) -> str:
         return "x".join(map(str, self.slots.grid))
 
-    def pieces(self) -> tuple[Pieces, Ints]:
-        """What the rest can be, and where it is: int64 [pieces, 2] of a snake and its start."""
-        slots, rest = self.slots, self.rest
-        orders = slots.orders
-        starts = np.arange(slots.count - rest + 1)
-        if len(starts) > _STARTS:
-            starts = np.unique(np.linspace(0, starts[-1], _STARTS).astype(np.int64))
-        rank = np.argsort(orders, 1)[:, None]
-        member = (rank >= starts[:, None]) & (rank < starts[:, None] + rest)
-        where = np.stack(np.meshgrid(np.arange(len(orders)), starts, indexing="ij"), -1).reshape(-1, 2)
-        member = member.reshape(-1, slots.count)
-        if self.whole:
-            ported = np.array([slots.port(slot) is not None for slot in range(slots.count)])
-            first = orders[where[:, 0], where[:, 1]]
-            last = orders[where[:, 0], where[:, 1] + rest - 1]
-            able = ported[first] | ported[last]
-            member, where = member[able], where[able]
-        slot_of = np.empty(slots.side**3, np.int64)
-        slot_of[slots.places] = np.arange(slots.count)[:, None]
-        masks = packed(member[:, slot_of])
-        kept = distinct(masks)
-        return Pieces(slots.side, masks[kept], np.full(len(kept), _open(self.shape, self.closed))), where[kept]
+    def pieces(self) -> tuple[Words, Ints]:
+        """What the rest can be, as masks, and where it is: int64 [pieces, 2] of a snake and its start."""
+        return _runs(self.slots, self.rest, self.whole > 0)
 
     def nodes(self, cubes: Cubes, whole: Sequence[int], piece: Ints | None, cube: int) -> Ints:
         """Chips in the order of the shape."""
@@ -117,6 +99,34 @@ class _Chain:
         if self.doubled:
             laid = np.concatenate([laid[:, 0], laid[::-1, 1]])
         return np.moveaxis(laid, 0, self.along).reshape(self.shape)
+
+
+@lru_cache(1 << 12)
+def _runs(slots: Slots, count: int, ported: bool) -> tuple[Words, Ints]:
+    """Runs of so many slots along snakes: masks, and int64 [runs, 2] of a snake and where it starts.
+
+    Args:
+        ported: only those that whole cubes can be joined to.
+    """
+    orders = slots.orders
+    starts = np.arange(slots.count - count + 1)
+    if len(starts) > _STARTS:
+        starts = np.unique(np.linspace(0, starts[-1], _STARTS).astype(np.int64))
+    rank = np.argsort(orders, 1)[:, None]
+    member = (rank >= starts[:, None]) & (rank < starts[:, None] + count)
+    where = np.stack(np.meshgrid(np.arange(len(orders)), starts, indexing="ij"), -1).reshape(-1, 2)
+    member = member.reshape(-1, slots.count)
+    if ported:
+        able = np.array([slots.port(slot) is not None for slot in range(slots.count)])
+        first = orders[where[:, 0], where[:, 1]]
+        last = orders[where[:, 0], where[:, 1] + count - 1]
+        kept = able[first] | able[last]
+        member, where = member[kept], where[kept]
+    slot_of = np.empty(slots.side**3, np.int64)
+    slot_of[slots.places] = np.arange(slots.count)[:, None]
+    masks = packed(member[:, slot_of])
+    kept = distinct(masks)
+    return masks[kept], where[kept]
 
 
 def _open(shape: Shape, closed: Wraps) -> int:
@@ -169,13 +179,10 @@ def _suits(way: Product, wrap: Wraps) -> bool:
 
 
 @lru_cache(1 << 14)
-def box_folds(shape: Shape, wrap: Wraps, box: Shape, box_wrap: Wraps) -> tuple[Fold, Wraps, Product] | None:
-    """The best product for a box whose rings are asked for, which dimensions it closes, and itself."""
+def best_product(shape: Shape, wrap: Wraps, box: Shape, box_wrap: Wraps) -> Product | None:
+    """The best product for a box that closes the rings that are asked for."""
     ways = [way for way in products(shape, box, box_wrap) if _suits(way, wrap)]
-    if not ways:
-        return None
-    best = max(ways, key=lambda way: way.rank)
-    return Fold(best.places(), 1, True, best.how), best.closed, best
+    return max(ways, key=lambda way: way.rank) if ways else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,27 +192,28 @@ class _Box:
     shape: Shape
     box: Shape
     side: int
-    fold: Fold
-    closed: Wraps
-    rotation: Shape
+    product: Product
 
     whole = 0
 
-    def how(self) -> str:
-        return self.fold.how
+    @property
+    def closed(self) -> Wraps:
+        return self.product.closed
 
-    def pieces(self) -> tuple[Pieces, Ints]:
-        """Where the box can be, and its corners: int64 [pieces, 3]."""
+    def how(self) -> str:
+        return self.product.how
+
+    def pieces(self) -> tuple[Words, Ints]:
+        """Where the box can be, as masks, and its corners: int64 [pieces, 3]."""
         rooms = [range(self.side - size + 1) for size in self.box]
         corners = np.array(list(itertools.product(*rooms)), np.int64)
-        masks = np.stack([box_mask(self.side, tuple(corner.tolist()), self.box) for corner in corners])
-        return Pieces(self.side, masks, np.full(len(masks), _open(self.shape, self.closed))), corners
+        return np.stack([box_mask(self.side, tuple(corner.tolist()), self.box) for corner in corners]), corners
 
     def nodes(self, cubes: Cubes, whole: Sequence[int], piece: Ints | None, cube: int) -> Ints:
         """Chips in the order of the shape."""
         assert piece is not None and not whole
         room = cubes.nodes[cube].reshape((self.side,) * 3)
-        return room[tuple(np.moveaxis(self.fold.places + piece, -1, 0))]
+        return room[tuple(np.moveaxis(self.product.places() + piece, -1, 0))]
 
 
 def _boxes(shape: Shape, wrap: Wraps, side: int) -> Iterator[_Box]:
@@ -213,10 +221,9 @@ def _boxes(shape: Shape, wrap: Wraps, side: int) -> Iterator[_Box]:
     for box in itertools.product(range(1, side + 1), repeat=3):
         if math.prod(box) != size:
             continue
-        found = box_folds(shape, wrap, box, tuple(length == side and side > 2 for length in box))
-        if found is not None:
-            fold, closed, product = found
-            yield _Box(shape, box, side, fold, closed, product.rotation)
+        product = best_product(shape, wrap, box, tuple(length == side and side > 2 for length in box))
+        if product is not None:
+            yield _Box(shape, box, side, product)
 
 
 # All of them
@@ -246,7 +253,7 @@ class Menu:
             return way.nodes(cubes, whole, None, -1), way.how(), ()
         number, own = self.source[piece]
         way = self.ways[number]
-        rotation = way.rotation if isinstance(way, _Box) else ()
+        rotation = way.product.rotation if isinstance(way, _Box) else ()
         return way.nodes(cubes, whole, self.where[number][own], cube), way.how(), rotation
 
 
@@ -264,8 +271,8 @@ def menu(shape: Shape, wrap: Wraps, side: int) -> Menu | None:
         chains = [way for way in ways if isinstance(way, _Chain)]
         return Menu(whole, None, tuple(chains[:1]), (), np.empty((0, 2), np.int64)) if chains else None
     found, where = zip(*(way.pieces() for way in ways), strict=True)
-    masks = np.concatenate([some.masks for some in found])
+    masks = np.concatenate(found)
     kept = distinct(masks)
-    malus = np.concatenate([some.malus for some in found])
+    malus = np.concatenate([np.full(len(own), _open(shape, way.closed)) for way, own in zip(ways, where, strict=True)])
     source = np.concatenate([np.stack([np.full(len(own), i), np.arange(len(own))], -1) for i, own in enumerate(where)])
     return Menu(whole, Pieces(side, masks[kept], malus[kept]), tuple(ways), tuple(where), source[kept])

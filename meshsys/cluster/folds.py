@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -149,6 +149,12 @@ class Product:
 
     def closes(self, wrap: Wraps) -> bool:
         return all(closed or not asked for asked, closed in zip(wrap, self.closed, strict=True))
+
+    def turned(self, order: Shape) -> Product:
+        """In a box whose dimension i is this one's `order[i]`."""
+        now = {dim: i for i, dim in enumerate(order)}
+        atoms = tuple(tuple(replace(atom, dim=now[atom.dim]) for atom in held) for held in self.atoms)
+        return Product(self.shape, tuple(self.box[dim] for dim in order), atoms, self.closed)
 
     @property
     def rank(self) -> tuple[float, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshsys.cluster.assembly import assemblies
-from meshsys.cluster.chains import box_folds, menu
+from meshsys.cluster.chains import best_product, menu
 from meshsys.cluster.factors import factorisations
 from meshsys.cluster.grant import Grant
 from meshsys.cluster.pieces import View
@@ -83,7 +83,7 @@ def _on_cubes(pod: Pod, shape: Shape, wrap: tuple[bool, ...]) -> Laid | None:
         put = boxes.best(view) if boxes is not None else None
         if put is not None and (best is None or put[0] < best[0]):
             cost, assembly, taken, parts = put
-            best = cost, assembly.nodes(cubes, taken, parts), assembly.fold.how, assembly.rotation
+            best = cost, assembly.nodes(cubes, taken, parts), assembly.product.how, assembly.product.rotation
     if (best is None or best[0] > 0) and ways is not None and ways.pieces is None and ways.whole <= len(view.empty):
         return 0, *ways.nodes(cubes, view.empty[: ways.whole].tolist(), -1, -1)
     return best
@@ -101,9 +101,9 @@ def _boxes(
             if any(side > size for side, size in zip(box, dims, strict=True)):
                 continue
             closed = tuple(w and side == size for w, side, size in zip(dims_wrap, box, dims, strict=True))
-            fold = box_folds(shape, wrap, box, closed)
-            if fold is not None:
-                some.append((box, fold[0].places, fold[0].how, fold[2].rotation))
+            product = best_product(shape, wrap, box, closed)
+            if product is not None:
+                some.append((box, product.places(), product.how, product.rotation))
         found.append(some)
         if sum(map(bool, found)) == _BOXES:
             break
