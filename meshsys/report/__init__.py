@@ -1,15 +1,18 @@
-"""A run as one self-contained page: losses, schedule, torus, memory."""
+"""A run as one self-contained page: losses, schedule, torus, memory.
+
+What draws a plan needs JAX, and is imported when it does; charts and style are for pages that do without.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from meshsys.config import load_config
 from meshsys.errors import ConfigError
 from meshsys.files import write_whole
-from meshsys.planner import Plan
-from meshsys.report.history import read_history
-from meshsys.report.page import page
+
+if TYPE_CHECKING:
+    from meshsys.planner import Plan
 
 __all__ = ["write_report"]
 
@@ -22,6 +25,10 @@ def write_report(run_dir: Path) -> Path:
     Raises:
         ConfigError: the folder is not a run, or its configuration or plan is damaged.
     """
+    from meshsys.config import load_config
+    from meshsys.report.history import read_history
+    from meshsys.report.page import page
+
     if not (run_dir / "config.yaml").is_file():
         raise ConfigError(f"{run_dir} is not a run: it has no config.yaml; give a folder that `meshsys train` wrote")
     config = load_config(run_dir / "config.yaml")
@@ -32,6 +39,8 @@ def write_report(run_dir: Path) -> Path:
 
 
 def _read_plan(path: Path) -> Plan | None:
+    from meshsys.planner import Plan
+
     if not path.is_file():
         return None
     try:

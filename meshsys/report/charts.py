@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
-__all__ = ["line_chart", "number_text", "smooth", "ticks"]
+__all__ = ["line_chart", "lines_chart", "number_text", "smooth", "ticks"]
 
 _MOST_POINTS = 800
 
@@ -105,6 +105,72 @@ def line_chart(
     return "".join(out)
 
 
+def lines_chart(
+    label: str,
+    axis: str,
+    at: Sequence[float],
+    lines: Mapping[str, Sequence[float]],
+    *,
+    width: int,
+    height: int,
+    high: float | None = None,
+    logarithmic: bool = False,
+    unit: str = "",
+) -> str:
+    """A chart of several quantities over one, with a key above it.
+
+    Args:
+        axis: what `at` is, for the words at the pointer.
+        at: rising; above 0 where it is `logarithmic`.
+        lines: by name, a finite value for each of `at`; drawn in the colours of the style sheet, c0, c1, ...
+        high: the top of the chart, whose bottom is then 0; None: as the values are.
+        unit: of the values.
+    """
+    if not at:
+        return '<p class="none">Nothing yet.</p>'
+    left, right, top, bottom = 48, 10, 10, 24
+    least, most = _limits([value for line in lines.values() for value in line]) if high is None else (0.0, high)
+    scale: _Scale = math.log10 if logarithmic else float
+    first, last = scale(at[0]), max(scale(at[-1]), scale(at[0]) + 1e-9)
+
+    def x(place: float) -> float:
+        return round(left + (scale(place) - first) / (last - first) * (width - left - right), 1)
+
+    def y(value: float) -> float:
+        return round(height - bottom - (value - least) / (most - least) * (height - top - bottom), 1)
+
+    points = []
+    for i in _picked(next(iter(lines.values()))):
+        words = "; ".join(f"{name} {number_text(line[i])}{unit}" for name, line in lines.items())
+        points.append([x(at[i]), y(next(iter(lines.values()))[i]), f"{axis} {number_text(at[i])}: {words}"])
+    marks = escape(json.dumps(points), quote=True)
+    key = "".join(
+        f'<span><i class="key" style="background:var(--c{_colour(place)})"></i>{escape(name)}</span> '
+        for place, name in enumerate(lines)
+    )
+    out = [
+        f'<p class="names">{key}</p><svg class="chart" viewBox="0 0 {width} {height}" role="img" '
+        f"aria-label=\"{escape(label)} by {escape(axis)}\" data-points='{marks}'>"
+    ]
+    for tick in ticks(least, most, max(2, height // 45)):
+        out.append(f'<path class="grid" d="M{left} {y(tick)}H{width - right}"/>')
+        out.append(f'<text x="{left - 8}" y="{y(tick) + 3.5}" text-anchor="end">{number_text(tick)}{unit}</text>')
+    whole = range(math.ceil(first), math.floor(last) + 1)
+    under = [10.0**power for power in whole] if logarithmic else ticks(first, last, max(3, width // 110))
+    for tick in under:
+        out.append(f'<text x="{x(tick)}" y="{height - 6}" text-anchor="middle">{number_text(tick)}</text>')
+    for place, line in enumerate(lines.values()):
+        path = _path(at, line, x, y)
+        out.append(f'<path class="line" style="stroke:var(--c{_colour(place)})" d="{path}"/>')
+    out.append(f'<path class="cross" d="M0 {top}V{height - bottom}"/><circle class="dot at" r="3.5"/></svg>')
+    return "".join(out)
+
+
+def _colour(place: int) -> int:
+    """One of the ten, neighbours far apart."""
+    return (0, 5, 3, 8, 1, 6, 4, 9, 7, 2)[place % 10]
+
+
 def _limits(values: Sequence[float]) -> tuple[float, float]:
     """A little more than the range of the values, from 0 where that is near."""
     low, high = min(values), max(values)
@@ -131,7 +197,7 @@ def _picked(values: Sequence[float]) -> list[int]:
     return sorted(kept)
 
 
-def _path(steps: Sequence[int], values: Sequence[float], x: _Scale, y: _Scale) -> str:
+def _path(steps: Sequence[float], values: Sequence[float], x: _Scale, y: _Scale) -> str:
     parts, pen = [], "M"
     for i in _picked(values):
         if math.isfinite(values[i]):
