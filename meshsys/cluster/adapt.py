@@ -1,6 +1,7 @@
 """Running jobs that give way: migration against fragmentation, and elastic jobs that shrink, grow and refold.
 
-Both ask the policy on a copy of the pod, and change the pod only when all of it works out.
+Both ask the policy on a copy of the pod, and change the pod only when all of it works out. While the queue has promised
+chips to jobs, they are left where they are.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Migration:
     def __call__(self, state: State) -> bool:
         """Whether jobs were moved, and the first waiting one started."""
         options = state.options.migration
-        if not options.jobs or not len(state.waiting):
+        if not options.jobs or not len(state.waiting) or state.promised:
             return False
         job = state.waiting.first
         waited = state.now - max(float(state.workload.arrival[job]), 0.0)
@@ -133,7 +134,7 @@ class Elasticity:
 
     def __call__(self, state: State) -> bool:
         """Whether a job started or changed its size."""
-        if not self._config.share:
+        if not self._config.share or state.promised:
             return False
         if len(state.waiting):
             job = state.waiting.first

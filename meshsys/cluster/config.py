@@ -191,6 +191,8 @@ class PolicyConfig(Section):
         window: jobs behind the first that may overtake it, for backfill and easy, or be considered at once, for srtf,
             slaq and fair; null means all.
         order: which of them goes first, for backfill and easy: by `arrival`, or the `shortest` or `largest` one.
+        interrupt: for easy: the first waiting job may stop running ones for at most this part of the time that they
+            have run; they come back to their chips when it ends. 0 stops none.
         preempt: stop running jobs for waiting ones, for srtf, slaq and fair.
         preempt_minutes: that a stopped job takes to start again.
         quantum_minutes: a job that started runs so long before it is stopped.
@@ -202,6 +204,7 @@ class PolicyConfig(Section):
     name: Label | None = None
     window: Count | None = 30
     order: Literal["arrival", "shortest", "largest"] = "arrival"
+    interrupt: float = Field(default=0.05, ge=0, le=1)
     preempt: bool = True
     preempt_minutes: float = Field(default=5.0, ge=0, le=_LONGEST)
     quantum_minutes: float = Field(default=30.0, ge=0, le=_LONGEST)

@@ -7,7 +7,8 @@ function of the state, but `easy`, which remembers its reservation.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -68,86 +69,145 @@ def _candidates(state: State) -> list[int]:
 
 @dataclass(eq=False)
 class _Reservation:
-    """The first waiting job's: when it will start, and where.
+    """Chips that a waiting job will have.
 
     Attributes:
         job: whose.
-        time: seconds, when running jobs will have made room.
-        grant: its chips then.
+        time: seconds, when it will start there.
+        grant: the chips.
+        borrower: who has some of them until then; None where they are those of several runs.
     """
 
     job: int
     time: float
     grant: Grant
+    borrower: int | None = None
+
+
+_NAP = 60.0  # seconds after which a first job at most asks for the chips of yet another
 
 
 class _Easy:
-    """Backfill that never delays the first waiting job (EASY: Lifka, JSSPP'95).
+    """Backfill that never delays the first waiting job (EASY: Lifka, JSSPP'95), for shapes.
 
     The first job that does not fit gets the earliest time at which running jobs will have made room for its shape, and
     the chips it will have then. Jobs behind it may start if they end before, or on other chips. Jobs' durations are
     known.
+
+    With `interrupt`, a first job that lasts at most that part of the time for which others have run since they started
+    borrows their chips: they stop, and come back to just these chips when it ends. So no job is held up for more than
+    about that part of its time.
     """
 
     def __init__(self) -> None:
-        self._held: _Reservation | None = None
-        self._rest: Pod | None = None  # the pod without the reserved chips, as it was after so many changes
-        self._rest_of: tuple[_Reservation, int] | None = None
-        self._no: set[int] = set()  # shapes that do not fit there
+        self._held: _Reservation | None = None  # the first waiting job's
+        self._lent: dict[int, _Reservation] = {}  # of jobs that were interrupted; as `State.promised`
+        self._rest: Pod | None = None  # the pod without reserved chips
+        self._rest_of: tuple[object, ...] = ()
+        self._no: set[tuple[object, ...]] = set()  # shapes that do not fit there
         self._releases = -1
 
     def __call__(self, state: State) -> None:
+        self._give_back(state)
         self._start_first(state)
-        while candidates := _candidates(state):
+        while candidates := [job for job in _candidates(state) if job not in self._lent]:
             held = self._reservation(state)
-            grants = ((job, self._beside(state, job, held)) for job in candidates)
-            if not any([_started(state, job, grant) for job, grant in grants]):
+            reserved = [*self._lent.values(), *([held] if held else [])]
+            if not any([_started(state, job, self._beside(state, job, reserved)) for job in candidates]):
                 return
 
+    def _give_back(self, state: State) -> None:
+        """Jobs that were interrupted run on where they were."""
+        for job, lent in list(self._lent.items()):
+            if lent.time <= state.now or lent.borrower not in state.running:
+                del self._lent[job]
+                state.promised.discard(job)
+                # Elsewhere it is the turn of others as well: then, if a chip failed, it waits as they do.
+                if state.pod.admits(lent.grant):
+                    state.start(job, lent.grant)
+
+    def _first(self, state: State) -> int | None:
+        return next((job for job in state.waiting.rows.tolist() if job not in self._lent), None)
+
     def _start_first(self, state: State) -> None:
-        while len(state.waiting):
-            job, held = state.waiting.first, self._held
-            grant = None
-            if held is not None and held.job == job and state.now >= held.time:
+        while (job := self._first(state)) is not None:
+            held, grant = self._held, None
+            if held is not None and held.job == job and state.now >= held.time and state.pod.admits(held.grant):
                 # Just these chips were kept free; the policy might prefer others, or miss that they fit.
-                grant = held.grant if state.pod.admits(held.grant) else None
-            grant = state.fitting(job) if grant is None else grant
+                grant = held.grant
+            grant = grant or self._beside(state, job, list(self._lent.values())) or self._borrow(state, job)
             if grant is None:
                 return
             state.start(job, grant)
 
     def _reservation(self, state: State) -> _Reservation | None:
         """The first job's; found anew when another is first, or when its time has passed without it."""
-        job, held = state.waiting.first, self._held
+        job, held = self._first(state), self._held
+        if job is None:
+            return None
         if held is None or held.job != job or held.time <= state.now:
-            self._held = _reserve(state, job)
-            self._releases = -1
+            self._held = _reserve(state, job, self._lent)
         return self._held
 
-    def _beside(self, state: State, job: int, held: _Reservation | None) -> Grant | None:
-        """Chips for a job that neither delay the reservation nor are among its own."""
+    def _beside(self, state: State, job: int, reserved: list[_Reservation]) -> Grant | None:
+        """Chips for a job that it gives back in time, or that nobody has reserved."""
         grant = state.fitting(job)
-        if grant is None or held is None or state.ends_if(job, grant) <= held.time:
+        if grant is None or not reserved:
+            return grant
+        ends = state.ends_if(job, grant)
+        late = [each for each in reserved if each.time < ends]
+        if not late:
             return grant
         if self._releases != state.releases:
             self._no.clear()
             self._releases = state.releases
-        shape = int(state.workload.shape[job])
-        if shape in self._no:
+        shape, whose = state.shape(job), tuple(late)
+        if (shape, whose) in self._no:
             return None
-        if self._rest is None or self._rest_of != (held, state.pod.changes):
-            self._rest, self._rest_of = state.pod.copy(), (held, state.pod.changes)
-            self._rest.fail(held.grant.nodes.ravel().tolist())
-        grant = state.ask(self._rest, state.shape(job))
+        if self._rest is None or self._rest_of != (state.pod.changes, whose):
+            self._rest, self._rest_of = state.pod.copy(), (state.pod.changes, whose)
+            for each in late:
+                self._rest.fail(each.grant.nodes.ravel())
+        grant = state.ask(self._rest, shape)
         if grant is None:
-            self._no.add(shape)
+            self._no.add((shape, whose))
+        return grant
+
+    def _borrow(self, state: State, job: int) -> Grant | None:
+        """Chips of jobs that have run so long that this one does not matter to them; those are stopped."""
+        share = state.options.interrupt
+        if not share or not state.blocked[state.workload.shape[job]]:
+            return None
+        pause = 60 * state.options.preempt_minutes
+        need = float(state.left[job]) + float(state.restart[job]) + pause
+        borrowers = {lent.borrower for lent in self._lent.values()}
+        behind = [
+            run
+            for run in state.running.values()
+            if (state.now - run.begins) * share >= need and run.ends > state.now and run.job not in borrowers
+        ]
+        late = [lent for lent in self._lent.values() if lent.time < state.now + need]
+        grant, stopped = _instead_of(state, job, behind, late)
+        if grant is None:
+            soon = (run.begins + need / share for run in state.running.values())
+            state.wake = min((max(time, state.now + _NAP) for time in soon if time > state.now), default=math.inf)
+            return None
+        ends = state.ends_if(job, grant)
+        for run in stopped:
+            state.stop(run.job, pause)
+            self._lent[run.job] = _Reservation(run.job, ends, run.grant, job)
+            state.promised.add(run.job)
         return grant
 
 
-def _reserve(state: State, job: int) -> _Reservation | None:
-    """The first end of a run at which, with it and all before it gone, the job fits; None if it never does."""
+def _reserve(state: State, job: int, lent: dict[int, _Reservation]) -> _Reservation | None:
+    """The first end of a run at which, with it and all before it gone, the job fits; None if it never does.
+
+    Jobs that were interrupted have their chips as if they ran, until they will have ended.
+    """
     runs, shape, size = state.by_end(), state.shape(job), int(state.size[job])
-    ends = sorted({run.ends for run in runs})
+    back = [(each.time + state.restart[each.job] + state.left[each.job], each.grant) for each in lent.values()]
+    ends = sorted({*(run.ends for run in runs), *(float(end) for end, _ in back)})
     count = [bisect.bisect_right(runs, end, key=lambda run: run.ends) for end in ends]
     freed = state.pod.free + np.cumsum([0, *(run.grant.size for run in runs)])[count]
     low, high = int(np.searchsorted(freed, size)), len(ends) - 1
@@ -157,12 +217,33 @@ def _reserve(state: State, job: int) -> _Reservation | None:
         trial = state.pod.copy()
         for run in runs[: count[middle]]:
             trial.release(run.job + 1)
-        grant = state.ask(trial, shape)
-        if grant is None:
+        for end, grant in back:
+            if end > ends[middle]:
+                trial.fail(grant.nodes.ravel())
+        fits = state.ask(trial, shape)
+        if fits is None:
             low = middle + 1
         else:
-            found, high = _Reservation(job, ends[middle], grant), middle - 1
+            found, high = _Reservation(job, ends[middle], fits), middle - 1
     return found
+
+
+def _instead_of(
+    state: State, job: int, behind: Sequence[Run], late: Sequence[_Reservation] = ()
+) -> tuple[Grant | None, list[Run]]:
+    """Chips that a job would have if some runs were not there, without what is reserved; and whose of the runs these
+    are."""
+    if not behind or state.pod.free + sum(run.grant.size for run in behind) < state.size[job]:
+        return None, []
+    trial = state.pod.copy()
+    for run in behind:
+        trial.release(run.job + 1)
+    for each in late:
+        trial.fail(each.grant.nodes.ravel())
+    grant = state.ask(trial, state.shape(job))
+    if grant is None:
+        return None, []
+    return grant, [run for run in behind if _overlap(run, grant, state.pod.shared_links)]
 
 
 # Queues that may stop running jobs
@@ -235,21 +316,12 @@ class _Ranked:
         """Stops the runs behind a job whose chips it can use; without those, all that may be stopped are tried."""
         least = 60 * state.options.quantum_minutes
         runs = [run for run in state.running.values() if state.now - run.begins >= least]
-        if not runs or state.pod.free + sum(run.grant.size for run in runs) < state.size[job]:
-            return None
-        rows = np.array([run.job for run in runs])
+        rows = np.array([run.job for run in runs], np.int64)
         ranks = self.rank(state, rows, np.array([state.work_left(run) for run in runs]))
         behind = [run for run, theirs in zip(runs, ranks.tolist(), strict=True) if theirs >= _WORTH * rank]
-        trial = state.pod.copy()
-        for run in behind:
-            trial.release(run.job + 1)
-        grant = state.ask(trial, state.shape(job)) if behind else None
-        if grant is None:
-            return None
-        restart = 60 * state.options.preempt_minutes
-        for run in behind:
-            if _overlap(run, grant, state.pod.shared_links):
-                state.stop(run.job, restart)
+        grant, stopped = _instead_of(state, job, behind)
+        for run in stopped:
+            state.stop(run.job, 60 * state.options.preempt_minutes)
         return grant
 
 

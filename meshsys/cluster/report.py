@@ -39,10 +39,10 @@ def report_page(config: SimulationConfig, outcomes: Sequence[Outcome], found: Se
         "<p>JCT is from arrival to end. Waiting is for chips where there were too few, for a shape where there were "
         "enough but none it fits. Broken: the part of the free chips that lies in cubes which jobs have a part of.</p>",
         f'<h2>Utilisation</h2><div class="wide">{_over_time(names, found, "utilisation")}</div>',
-        f'<h2>Job completion time</h2><p>The part of all jobs that ended within so many hours of their arrival.</p>'
+        f"<h2>Job completion time</h2><p>The part of all jobs that ended within so many hours of their arrival.</p>"
         f'<div class="wide">{_completion(names, outcomes)}</div>',
         f'<div class="row"><div><h3>Jobs that wait</h3>{_over_time(names, found, "waiting", 510)}</div>'
-        f'<div><h3>Free chips in broken cubes</h3>{_over_time(names, found, "fragmentation", 510)}</div></div>',
+        f"<div><h3>Free chips in broken cubes</h3>{_over_time(names, found, 'fragmentation', 510)}</div></div>",
         _pod(config, names, outcomes),
         f"<details><summary>Configuration</summary><pre>{escape(yaml_core.dump(config.model_dump()))}</pre></details>",
     ]

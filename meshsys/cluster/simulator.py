@@ -171,7 +171,6 @@ class _Simulation:
         self.chip_events: list[tuple[float, int, int]] = []
         self.random = np.random.default_rng(cluster.failures.seed)
         self.quantum = 60 * options.quantum_minutes if options.queue in PREEMPTIVE and options.preempt else 0.0
-        self.tick = math.inf
         self.recorder = _Recorder(pod, workload)
         self.last_come = 0.0
 
@@ -196,7 +195,7 @@ class _Simulation:
         ends = self.state.ends
         while ends and not self._is_end(*ends[0]):
             heapq.heappop(ends)
-        moments = [self.tick]
+        moments = [self.state.wake]
         if ends:
             moments.append(ends[0][0])
         if self.come < len(self.workload) and (self.workload.backlog is None or not self.come):
@@ -225,8 +224,8 @@ class _Simulation:
             reason = np.where(large, 0, np.where(shaped, 1, 2))
             self.blocked[reason, rows] += passed
         state.now = now
-        if now >= self.tick:
-            self.tick = math.inf
+        if now >= state.wake:
+            state.wake = math.inf
 
     # Events
 
@@ -293,8 +292,8 @@ class _Simulation:
                 self.queue(state)
             if not (any(adapt(state) for adapt in self.adapt) or self._feed() or (fed and not len(state.waiting))):
                 break
-        if self.quantum and len(state.waiting) and self.tick == math.inf and state.running:
-            self.tick = state.now + self.quantum
+        if self.quantum and len(state.waiting) and state.wake == math.inf and state.running:
+            state.wake = state.now + self.quantum
         self.recorder.record(state)
 
     def _give_up(self) -> None:

@@ -89,11 +89,13 @@ class State:
         now: seconds.
         waiting: jobs without chips.
         running: by job.
+        promised: waiting jobs to which the queue will give back the chips that they had; nobody else starts them.
         left: float64 [jobs] seconds of work that a job has still to do, at its nominal size and speed; for one that
             runs, as it was when it got its chips.
         attained: float64 [jobs] chip-seconds that a job has had; for one that runs, before it got its chips.
         restart: float64 [jobs] seconds that a job takes to start up, next time.
         ends: heap of (seconds, job) of runs; an entry whose run has another end is void.
+        wake: seconds, when the queue wants to be asked even if nothing happens.
         decisions: seconds that each answer of the policy took.
         releases: how often chips came back.
     """
@@ -112,6 +114,8 @@ class State:
         self.now = 0.0
         self.waiting = Waiting()
         self.running: dict[int, Run] = {}
+        self.promised: set[int] = set()
+        self.wake = math.inf
         self.size = workload.size
         self.left = workload.duration.copy()
         self.attained = np.zeros(len(workload))

@@ -88,6 +88,18 @@ def test_order_of_those_that_overtake(order, first):
     assert 2 + int(np.argmin(started)) == first and min(started) == 5
 
 
+def test_easy_interrupts_for_what_is_short():
+    """B lasts less than a twentieth of what A and X have run, and takes their chips; both come back to them."""
+    hour = 3600.0
+    rows = [(0, 100 * hour, (4,)), (0, 90 * hour, (2,)), (40 * hour, hour, (6,)), (40 * hour, 70 * hour, (3,))]
+    patient = run(jobs(*rows), queue="easy", interrupt=0.0)
+    assert times(patient)[2] == (100 * hour, 101 * hour)
+    quick = run(jobs(*rows), queue="easy", interrupt=0.05, preempt_minutes=0)
+    assert times(quick) == [(0, 101 * hour), (0, 91 * hour), (40 * hour, 41 * hour), (91 * hour, 161 * hour)]
+    early = [(0, 100 * hour, (4,)), (0, 90 * hour, (2,)), (10 * hour, hour, (6,))]
+    assert times(run(jobs(*early), queue="easy", preempt_minutes=0))[2] == (20 * hour, 21 * hour)
+
+
 def test_srtf_stops_what_has_twice_as_much_left():
     two = jobs((0, 100, (8,)), (40, 10, (8,)))
     quick = dict(queue="srtf", quantum_minutes=0)
@@ -291,6 +303,7 @@ def test_migration_and_elastic_jobs_lose_no_work():
         CUBES,
         elastic,
         queue="easy",
+        interrupt=0.0,
         migration=moving,
     )
     ended = np.isfinite(outcome.end)
