@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from meshsys.place_command import add_place_command
+from meshsys.simulate_command import add_simulate_command
 
 __all__ = ["add_cluster_commands"]
 
 
 def add_cluster_commands(commands: Any) -> None:
     """Adds `cluster` and what follows it to the parser's commands."""
-    cluster = commands.add_parser("cluster", help="place jobs on the sub-slices of a pod", allow_abbrev=False)
-    views = cluster.add_subparsers(metavar="place", required=True)
+    cluster = commands.add_parser("cluster", help="place jobs on the sub-slices of a pod, and simulate it", allow_abbrev=False)
+    views = cluster.add_subparsers(metavar="place|simulate", required=True)
     add_place_command(views)
+    add_simulate_command(views)

@@ -118,7 +118,7 @@ class WorkloadConfig(Section):
             Table 2, `trace` for a file.
         path: the trace file.
         format: of the trace: `philly` (the file of RFold's repository; sizes become compact shapes), `gavel`, or
-            `rfold` (shapes as they are there).
+            `rfold` (shapes as they are there); null takes what its first line looks like.
         mix: for `tpu_v4`: a CSV of shapes and probabilities instead of the built-in one.
         jobs: how many; null takes 1,000, or all that the trace has.
         load: chip-hours that arrive over chip-hours that pass; `saturated` keeps `backlog` jobs waiting all the time;
@@ -132,7 +132,7 @@ class WorkloadConfig(Section):
 
     generator: Literal["rfold", "tpu_v4", "trace"] = "rfold"
     path: Text | None = None
-    format: Literal["philly", "gavel", "rfold"] = "philly"
+    format: Literal["philly", "gavel", "rfold"] | None = None
     mix: Text | None = None
     jobs: int | None = Field(default=None, ge=1, le=10_000_000)
     load: Annotated[float, Field(gt=0, le=1000)] | Literal["saturated"] | None = None

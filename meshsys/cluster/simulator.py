@@ -26,7 +26,7 @@ from meshsys.torus import Topology, TopologyError
 
 __all__ = ["Outcome", "Series", "make_pod", "simulate"]
 
-_SNAPSHOTS = 48
+_SNAPSHOTS = 32
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,14 +42,20 @@ class TraceJob:
     duration: float
 
 
-def read_trace(path: str, format: str, option: str) -> list[TraceJob]:
+def read_trace(path: str, format: str | None, option: str) -> list[TraceJob]:
     """All jobs of a file in the order of arrival; jobs of duration 0 (the Philly trace has 10) are left out.
+
+    Args:
+        format: of `FORMATS`; None: tabs are Gavel's, commas RFold's.
 
     Raises:
         ConfigError: the file cannot be read, or the first line that is broken.
     """
-    read = FORMATS[format]
-    jobs = [job for job in (read(line) for line in _lines(path, option)) if job.duration > 0]
+    jobs = []
+    for line in _lines(path, option):
+        format = format or ("gavel" if "\t" in line.text else "rfold")
+        jobs.append(FORMATS[format](line))
+    jobs = [job for job in jobs if job.duration > 0]
     if not jobs:
         raise ConfigError(f"{option}={path} has no jobs; give a trace with one job a line")
     return sorted(jobs, key=lambda job: job.arrival)

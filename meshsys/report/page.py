@@ -84,7 +84,8 @@ def _training(history: History) -> str:
         ("Tokens a second", "tokens_per_s", " tokens/s"),
     ]
     charts = "".join(
-        f"<div><h3>{label}</h3>{line_chart(label, steps, history.of(name), width=340, height=170, unit=unit)}</div>"
+        f"<div><h3>{label}</h3>"
+        f"{line_chart(label, steps, history.of(name), width=340, height=170, unit=unit)}</div>"
         for label, name, unit in small
     )
     return f'<h2>Loss</h2><div class="wide">{loss}</div><div class="row">{charts}</div>'
