@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -80,7 +81,9 @@ def test_csv_and_report(folder, capsys):
 
 
 def test_report_of_a_run_in_which_nothing_happens(folder):
-    assert run("c.yaml", "cluster.topology=2", "cluster.cube=null", "workload.generator=rfold", "--report", "r.html") == 0
+    assert (
+        run("c.yaml", "cluster.topology=2", "cluster.cube=null", "workload.generator=rfold", "--report", "r.html") == 0
+    )
 
 
 def test_numbers_by_hand():
@@ -164,18 +167,25 @@ def test_refused_files(folder, capsys):
     assert "policies is missing; write it" in capsys.readouterr().err
 
 
-def test_a_users_policy_that_is_wrong(folder, capsys):
+def test_a_users_policy(folder, monkeypatch, capsys):
+    """By `module:Class`; one that gives chips away twice is named, and nothing is written."""
+    monkeypatch.syspath_prepend(str(folder))
     write(
         "mine.py",
         "from meshsys.cluster.policies.first_fit import FirstFit\n"
+        "class Mine(FirstFit):\n"
+        "    name = 'mine'\n"
         "class Twice(FirstFit):\n"
         "    name = 'twice'\n"
         "    def place(self, pod, shape, wrap=None):\n"
         "        return super().place(pod.empty(), shape, wrap)\n",
     )
-    command = [sys.executable, "-m", "meshsys", "cluster", "simulate", "c.yaml", "policies=[{placement: 'mine:Twice'}]"]
-    done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": f"{sys.path[0]}:."}, timeout=60)
-    assert done.returncode in (1, 2)
+    assert run("c.yaml", "policies=[{placement: 'mine:Mine'}]") == 0
+    capsys.readouterr()
+    assert run("c.yaml", "policies=[{placement: 'mine:Twice'}]", "--csv", "t.csv") == 2
+    err = capsys.readouterr().err
+    assert "placement=mine:Twice placed what cannot be placed: job" in err and "; mend the policy" in err
+    assert not (folder / "t.csv").exists()
 
 
 def test_no_jax():
@@ -186,10 +196,12 @@ def test_no_jax():
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
-@pytest.mark.parametrize("name", ["cluster_rfold", "cluster_tpu_v4"])
-def test_configurations_of_the_repository(name, capsys):
-    path = f"configs/{name}.yaml"
+CONFIGS = sorted((Path(__file__).resolve().parents[3] / "configs").glob("cluster_*.yaml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_configurations_of_the_repository(path):
     config = load_simulation(path)
-    assert len(config.policies) >= 3
+    assert len(config.policies) >= 3 and path.read_text(encoding="utf-8").startswith("# ")
     small = ["workload.jobs=8", "policies=[{placement: first_fit, queue: easy}]"]
-    assert main(["cluster", "simulate", path, *small]) == 0
+    assert main(["cluster", "simulate", str(path), *small]) == 0

@@ -21,7 +21,9 @@ RFOLD = """\
 
 2,7.0,CLOS,1,1,0.0
 """
-GAVEL = "ResNet-18 (batch size 64)\tpython3 main.py\t--num_steps\t1\t2410\t12.5\t2\nA3C\tpython3 a3c.py\t-n\t0\t718\t0\t1\n"
+GAVEL = (
+    "ResNet-18 (batch size 64)\tpython3 main.py\t--num_steps\t1\t2410\t12.5\t2\nA3C\tpython3 a3c.py\t-n\t0\t718\t0\t1\n"
+)
 
 
 @pytest.fixture
