@@ -12,7 +12,8 @@ __all__ = ["add_cluster_commands"]
 
 def add_cluster_commands(commands: Any) -> None:
     """Adds `cluster` and what follows it to the parser's commands."""
-    cluster = commands.add_parser("cluster", help="place jobs on the sub-slices of a pod, and simulate it", allow_abbrev=False)
+    about = "place jobs on the sub-slices of a pod, and simulate it"
+    cluster = commands.add_parser("cluster", help=about, allow_abbrev=False)
     views = cluster.add_subparsers(metavar="place|simulate", required=True)
     add_place_command(views)
     add_simulate_command(views)
