@@ -64,13 +64,10 @@ class _Chain:
         return self.length % self.slots.count
 
     def how(self) -> str:
-        sides = "x".join(map(str, self.shape))
-        way = "there and back " if self.doubled else ""
-        other = len(self.section.shape) > 1 + self.doubled or self.section.size > 1 + self.doubled
-        return f"{sides}, {self.shape[self.along]} {way}through cubes" + (f" cut in {self._cut()}" if other else "")
-
-    def _cut(self) -> str:
-        return "x".join(map(str, self.slots.grid))
+        chips = self.slots.places.shape[1]
+        links = f"{self.length} chips" if chips == 1 else f"{self.length} slots of {chips} chips"
+        back = ", there and back" if self.doubled else ""
+        return f"{'x'.join(map(str, self.shape))} as a chain of {links}{back}"
 
     def pieces(self) -> tuple[Words, Ints]:
         """What the rest can be, as masks, and where it is: int64 [pieces, 2] of a snake and its start."""

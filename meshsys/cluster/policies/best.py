@@ -16,7 +16,7 @@ from meshsys.cluster.grant import Grant
 from meshsys.cluster.pieces import View
 from meshsys.cluster.pod import Pod
 from meshsys.cluster.policies.base import Cached, Shape, Wrap
-from meshsys.cluster.policies.boxes import box_nodes, free_corners, rotations
+from meshsys.cluster.policies.boxes import box_nodes, free_boxes, rotations, touched
 from meshsys.cluster.wiring import grant
 
 __all__ = ["Best"]
@@ -24,7 +24,7 @@ __all__ = ["Best"]
 Ints = NDArray[np.int64]
 Laid = tuple[int, Ints, str, tuple[int, ...]]  # cost, chips, fold, rotation
 _BOXES = 8  # boxes a shape on a torus, the most compact
-_CORNERS = 64  # places of a box that are compared
+_SPARE = 16  # positions that a line may be short of its box
 
 
 class Best(Cached):
@@ -93,7 +93,27 @@ def _on_cubes(pod: Pod, shape: Shape, wrap: tuple[bool, ...]) -> Laid | None:
 def _boxes(
     shape: Shape, wrap: tuple[bool, ...], dims: Shape, dims_wrap: tuple[bool, ...]
 ) -> tuple[tuple[Shape, Ints, str, Shape], ...]:
-    """Boxes of a torus that the shape folds to, the most compact first."""
+    """Boxes of a torus that the shape folds to, the most compact first.
+
+    A shape that folds to none may leave some chips of a box over: the longest dimension that is no ring ends early.
+    """
+    found = _full_boxes(shape, wrap, dims, dims_wrap)
+    lines = [dim for dim, ring in enumerate(wrap) if not ring]
+    if found or not lines:
+        return found
+    longest = max(lines, key=lambda dim: shape[dim])
+    for more in range(1, _SPARE + 1):
+        longer = (*shape[:longest], shape[longest] + more, *shape[longest + 1 :])
+        found = _full_boxes(longer, wrap, dims, dims_wrap)
+        if found:
+            kept = (slice(None),) * longest + (slice(shape[longest]),)
+            return tuple((box, places[kept], f"{how}, {more} short", rot) for box, places, how, rot in found)
+    return ()
+
+
+def _full_boxes(
+    shape: Shape, wrap: tuple[bool, ...], dims: Shape, dims_wrap: tuple[bool, ...]
+) -> tuple[tuple[Shape, Ints, str, Shape], ...]:
     found = []
     for sides in sorted(factorisations(math.prod(shape), len(dims)), key=lambda sides: (sum(sides), sides)):
         some = []
@@ -112,28 +132,18 @@ def _boxes(
 
 def _on_torus(pod: Pod, shape: Shape, wrap: tuple[bool, ...]) -> Laid | None:
     best: Laid | None = None
-    sides: tuple[int, ...] = ()
+    sides: list[int] = []
     for box, places, how, rotation in _boxes(shape, wrap, pod.dims, pod.wrap):
-        if best is not None and sorted(box) != sorted(sides):
+        if best is not None and sorted(box) != sides:
             break
-        sides = box
-        for corner in free_corners(pod, box)[:_CORNERS]:
-            cost = _touched(pod, corner, box)
-            if best is None or cost < best[0]:
-                chips = box_nodes(pod, corner, box)[tuple(np.moveaxis(places, -1, 0))]
-                best = cost, chips, how, rotation
-    return best
-
-
-def _touched(pod: Pod, corner: Ints, box: Shape) -> int:
-    """Free chips next to a box."""
-    around = 0
-    for dim, (side, size) in enumerate(zip(box, pod.dims, strict=True)):
-        if side == size:
+        room = free_boxes(pod, box)
+        if room is None:
             continue
-        for at in (int(corner[dim]) - 1, int(corner[dim]) + side):
-            if pod.wrap[dim] or 0 <= at < size:
-                face = [(start + np.arange(long)) % n for start, long, n in zip(corner, box, pod.dims, strict=True)]
-                face[dim] = np.array([at % size])
-                around += int(pod.free_nodes[np.ix_(*face)].sum())
-    return around
+        costs = np.where(room, touched(pod, box), pod.size)
+        at = int(costs.argmin())
+        if best is None or costs.flat[at] < best[0]:
+            sides = sorted(box)
+            corner = pod.coords[at].tolist()
+            chips = box_nodes(pod, corner, box)[tuple(np.moveaxis(places, -1, 0))]
+            best = int(costs.flat[at]), chips, how, rotation
+    return best

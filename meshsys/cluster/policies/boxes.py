@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from meshsys.cluster.pod import Pod
 
-__all__ = ["box_nodes", "first_free", "free_corners", "padded", "rotations"]
+__all__ = ["box_nodes", "first_free", "free_boxes", "padded", "rotations", "touched"]
 
 
 def padded(shape: Sequence[int], ndim: int) -> tuple[int, ...] | None:
@@ -34,19 +34,13 @@ def rotations(shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[i
 
 def first_free(pod: Pod, box: tuple[int, ...]) -> tuple[int, ...] | None:
     """The first corner, lexicographic, from which a box is free; it may reach around where the torus wraps."""
-    room = _corners(pod, box)
+    room = free_boxes(pod, box)
     if room is None:
         return None
     return tuple(int(place) for place in np.unravel_index(int(room.argmax()), pod.dims))
 
 
-def free_corners(pod: Pod, box: tuple[int, ...]) -> NDArray[np.int64]:
-    """All corners from which a box is free: int64 [corners, dimensions]."""
-    room = _corners(pod, box)
-    return np.argwhere(room) if room is not None else np.empty((0, pod.ndim), np.int64)
-
-
-def _corners(pod: Pod, box: tuple[int, ...]) -> NDArray[np.bool_] | None:
+def free_boxes(pod: Pod, box: tuple[int, ...]) -> NDArray[np.bool_] | None:
     """Where the corner of a free box can be: bool [*dims]; None where nowhere."""
     if math.prod(box) > pod.free or any(side > size for side, size in zip(box, pod.dims, strict=True)):
         return None
@@ -83,3 +77,37 @@ def box_nodes(pod: Pod, corner: Sequence[int], box: Sequence[int]) -> NDArray[np
     """Chips of a box, int64 [*box]."""
     places = [(start + np.arange(side)) % size for start, side, size in zip(corner, box, pod.dims, strict=True)]
     return np.ravel_multi_index(tuple(np.meshgrid(*places, indexing="ij")), pod.dims)
+
+
+def touched(pod: Pod, box: Sequence[int]) -> NDArray[np.int64]:
+    """How many free chips are next to a box, for every corner: int64 [*dims]."""
+    free = pod.free_nodes.astype(np.int64)
+    around = np.zeros(pod.dims, np.int64)
+    for dim, (side, size) in enumerate(zip(box, pod.dims, strict=True)):
+        if side == size:
+            continue
+        face = free
+        for other, long in enumerate(box):
+            if other != dim:
+                face = _summed(face, other, long)
+        if not pod.wrap[dim]:  # no neighbours beyond the ends
+            edge = np.zeros((*face.shape[:dim], 1, *face.shape[dim + 1 :]), np.int64)
+            face = np.concatenate([edge, face, np.repeat(edge, side, dim)], dim)
+            below = np.take(face, range(size), dim)
+            above = np.take(face, range(side + 1, side + 1 + size), dim)
+            around += below + above
+        else:
+            around += np.roll(face, 1, dim)
+            if side + 1 < size:
+                around += np.roll(face, -side, dim)
+    return around
+
+
+def _summed(counts: NDArray[np.int64], dim: int, long: int) -> NDArray[np.int64]:
+    """Sums of `long` in a row along a dimension, around its end."""
+    if long == 1:
+        return counts
+    size = counts.shape[dim]
+    around = np.concatenate([counts, np.take(counts, range(long - 1), dim)], dim)
+    total = np.concatenate([np.zeros_like(np.take(counts, [0], dim)), around.cumsum(dim)], dim)
+    return np.take(total, range(long, size + long), dim) - np.take(total, range(size), dim)

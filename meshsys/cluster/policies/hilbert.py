@@ -15,7 +15,7 @@ from meshsys.cluster.wiring import grant
 
 __all__ = ["Hilbert", "hilbert_order"]
 
-_TRIES = 16
+_TRIES = 4
 
 
 class Hilbert(Cached):
