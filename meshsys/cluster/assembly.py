@@ -48,31 +48,28 @@ class Assembly:
 
     Attributes:
         product: of the shape in the box.
-        kinds: of each kind of partial chunk its piece, as an index of `Assemblies.pieces`, and its segments.
-        whole: the segments of whole cubes; None where there are none.
+        axes: how each dimension is cut.
     """
 
     product: Product
-    kinds: tuple[tuple[int, tuple[_Segments, ...]], ...]
-    whole: tuple[_Segments, ...] | None
-
-    @property
-    def cubes(self) -> int:
-        """Whole ones."""
-        return _count(self.whole) if self.whole else 0
+    axes: tuple[tuple[_Segments, ...], ...]
 
     def nodes(self, cubes: Cubes, whole: Sequence[int], parts: Sequence[Sequence[int]]) -> Ints:
         """Chips in the order of the shape, from a cube for each chunk."""
         room = np.empty(self.product.box, np.int64)
-        chunks = [(self.whole, whole)] if self.whole else []
-        chunks += [(segments, held) for (_, segments), held in zip(self.kinds, parts, strict=True)]
-        for segments, held in chunks:
+        cubes_of = iter(parts)
+        for segments in itertools.product(*self.axes):
+            held = whole if _is_whole(segments, cubes.side) else next(cubes_of)
             local = tuple(slice(one.offset, one.offset + one.length) for one in segments)
             starts = itertools.product(*(one.starts for one in segments))
             for start, cube in zip(starts, held, strict=True):
                 here = tuple(slice(at, at + one.length) for at, one in zip(start, segments, strict=True))
                 room[here] = cubes.nodes[cube].reshape((cubes.side,) * 3)[local]
         return room[tuple(np.moveaxis(self.product.places(), -1, 0))]
+
+
+def _is_whole(segments: tuple[_Segments, ...], side: int) -> bool:
+    return all(one.length == side for one in segments)
 
 
 def _count(segments: tuple[_Segments, ...]) -> int:
@@ -83,17 +80,30 @@ class Assemblies:
     """All assemblies of one shape.
 
     Attributes:
-        all: int64 [assemblies, 7] are the kinds' pieces and how many chunks there are of each.
+        all: the assemblies.
+        pieces: the partial chunks of all of them.
+        whole: int64 [assemblies]: whole cubes.
+        piece: int64 [assemblies, 7]: of each kind of partial chunk the piece.
+        need: int64 [assemblies, 7]: and how many; 0 where there are fewer kinds.
     """
 
-    def __init__(self, found: Sequence[Assembly], pieces: Pieces) -> None:
-        self.all, self.pieces = found, pieces
+    def __init__(self, found: Sequence[Assembly], side: int) -> None:
+        self.all = found
         self.piece = np.zeros((len(found), 7), np.int64)
         self.need = np.zeros((len(found), 7), np.int64)
-        self.whole = np.array([one.cubes for one in found], np.int64)
+        self.whole = np.zeros(len(found), np.int64)
+        masks: dict[tuple[Shape, Shape], int] = {}
         for i, one in enumerate(found):
-            for j, (piece, segments) in enumerate(one.kinds):
-                self.piece[i, j], self.need[i, j] = piece, _count(segments)
+            kind = 0
+            for segments in itertools.product(*one.axes):
+                if _is_whole(segments, side):
+                    self.whole[i] = _count(segments)
+                    continue
+                key = (tuple(one.offset for one in segments), tuple(one.length for one in segments))
+                self.piece[i, kind], self.need[i, kind] = masks.setdefault(key, len(masks)), _count(segments)
+                kind += 1
+        words = np.array([box_mask(side, *key) for key in masks], np.uint64).reshape(len(masks), -(-(side**3) // 64))
+        self.pieces = Pieces(side, words, np.zeros(len(masks), np.int64))
 
     def best(self, view: View) -> tuple[int, Assembly, list[int], list[list[int]]] | None:
         """Cost, assembly, whole cubes, and the cubes of each kind of chunk; those that leave most room."""
@@ -120,37 +130,37 @@ class Assemblies:
         for at in fits[np.argsort(bound[fits], kind="stable")[:_EXACT]]:
             if best is not None and bound[at] >= best[0]:
                 break
-            found = self._assign(self.all[int(able[at])], view, costs, order, held)
+            found = self._assign(int(able[at]), view, costs, order, held)
             if found is not None and (best is None or found[0] < best[0]):
                 best = found
         return best
 
     def _assign(
-        self, assembly: Assembly, view: View, costs: Ints, order: Ints, held: Ints
+        self, number: int, view: View, costs: Ints, order: Ints, held: Ints
     ) -> tuple[int, Assembly, list[int], list[list[int]]] | None:
         """Every chunk a cube of its own; kinds that fit into fewest cubes choose first."""
         empty = view.empty.tolist()
-        whole, rest = empty[: assembly.cubes], empty[assembly.cubes :]
+        whole, rest = empty[: self.whole[number]], empty[self.whole[number] :]
+        pieces, needs = self.piece[number].tolist(), self.need[number].tolist()
         used: set[int] = set()
-        parts: list[list[int]] = [[] for _ in assembly.kinds]
+        parts: list[list[int]] = [[] for need in needs if need]
         total = 0
-        for kind in sorted(range(len(parts)), key=lambda kind: held[assembly.kinds[kind][0]]):
-            piece, segments = assembly.kinds[kind]
-            need = _count(segments)
-            for column in order[piece, : held[piece]]:
-                if len(parts[kind]) == need:
+        for kind in sorted(range(len(parts)), key=lambda kind: held[pieces[kind]]):
+            piece = pieces[kind]
+            for column in order[piece, : held[piece]].tolist():
+                if len(parts[kind]) == needs[kind]:
                     break
-                if int(column) not in used:
-                    used.add(int(column))
+                if column not in used:
+                    used.add(column)
                     parts[kind].append(int(view.partial[column]))
                     total += int(costs[piece, column])
-            missing = need - len(parts[kind])
+            missing = needs[kind] - len(parts[kind])
             if missing > len(rest):
                 return None
             parts[kind] += rest[:missing]
             rest = rest[missing:]
             total += missing * (BROKEN + int(self.pieces.fresh[piece]))
-        return total, assembly, whole, parts
+        return total, self.all[number], whole, parts
 
 
 @lru_cache(1 << 12)
@@ -162,7 +172,6 @@ def assemblies(shape: Shape, wrap: Wraps, side: int, cubes: int) -> Assemblies |
         for box in {*factorisations(size, 3), *([tuple(sorted(shape))] if len(shape) == 3 else [])}
     ]
     found: list[Assembly] = []
-    masks: dict[tuple[Shape, Shape], int] = {}
     folds = 0
     own = tuple(sorted(shape))
     fitting = sorted((need, box != own, box) for need, box in boxes if 1 < need <= cubes)
@@ -177,17 +186,14 @@ def assemblies(shape: Shape, wrap: Wraps, side: int, cubes: int) -> Assemblies |
             turned = best.turned(order)
             if turned.box not in seen:
                 seen.add(turned.box)
-                found += _placed(turned, side, masks)
+                found += _placed(turned, side)
         folds += 1
         if folds == _FOLDS:
             break
-    if not found:
-        return None
-    words = np.array([box_mask(side, *key) for key in masks], np.uint64).reshape(len(masks), -(-(side**3) // 64))
-    return Assemblies(found, Pieces(side, words, np.zeros(len(masks), np.int64)))
+    return Assemblies(found, side) if found else None
 
 
-def _placed(product: Product, side: int, masks: dict[tuple[Shape, Shape], int]) -> list[Assembly]:
+def _placed(product: Product, side: int) -> list[Assembly]:
     """The box with its partial chunks at all places they can have."""
     choices: list[list[tuple[_Segments, ...]]] = []
     for length in product.box:
@@ -200,15 +206,4 @@ def _placed(product: Product, side: int, masks: dict[tuple[Shape, Shape], int]) 
             first = _Segments(0, side, tuple(range(0, length - rest, side))), _Segments(0, rest, (length - rest,))
             last = _Segments(0, side, tuple(range(rest, length, side))), _Segments(side - rest, rest, (0,))
             choices.append([first, last])
-    out = []
-    for axes in itertools.product(*choices):
-        whole = None
-        kinds = []
-        for segments in itertools.product(*axes):
-            if all(one.length == side for one in segments):
-                whole = segments
-                continue
-            key = (tuple(one.offset for one in segments), tuple(one.length for one in segments))
-            kinds.append((masks.setdefault(key, len(masks)), segments))
-        out.append(Assembly(product, tuple(kinds), whole))
-    return out
+    return [Assembly(product, axes) for axes in itertools.product(*choices)]
