@@ -46,15 +46,20 @@ class Best(Cached):
         lay = _on_cubes if pod.cubes is not None and pod.ndim == 3 else _on_torus
         rings = asked
         while not _known(pod, shape, rings) and any(rings):
-            # No fold closes them all: the ring of the shortest dimension becomes a line, there and back.
+            # No fold closes them all: the ring of the shortest dimension is laid along a line.
             shortest = min((dim for dim, ring in enumerate(rings) if ring), key=lambda dim: shape[dim])
             rings = (*rings[:shortest], False, *rings[shortest + 1 :])
         laid = lay(pod, shape, rings)
         if laid is None:
             return None
         found = grant(pod, laid[1], rings, laid[2], laid[3])
-        lines = [side - 1 for side, ring, closed in zip(shape, asked, found.wrap, strict=True) if ring and not closed]
-        return replace(found, dilation=max([found.dilation, *lines])) if lines else found
+        for dim, side in enumerate(shape):
+            if asked[dim] and not found.wrap[dim]:
+                # A ring along a line, by every second chip there and the others back: all neighbours 2 links apart.
+                order = [*range(0, side, 2), *range(side - 1 - side % 2, 0, -2)]
+                fold = f"{found.fold}, {side} there and back over a line"
+                found = replace(found, nodes=np.take(found.nodes, order, dim), fold=fold, dilation=2)
+        return found
 
 
 def _known(pod: Pod, shape: Shape, wrap: tuple[bool, ...]) -> bool:

@@ -151,10 +151,20 @@ def test_best_closes_the_rings_that_are_asked_for(cube) -> None:
         assert unlinked(pod, found, wrap) == 0
 
 
-def test_best_says_how_far_the_ends_of_an_impossible_ring_are() -> None:
-    found = policies.get("best").place(Pod(Topology((8, 8, 8)), 4), (5, 4), (True, True))
-    assert found is not None and found.wrap == (False, True)
-    assert found.dilation == 4  # 5 chips of a bipartite cube: back along the line
+@pytest.mark.parametrize(("shape", "cube"), [((5, 4), 4), ((7,), 4), ((129,), 4), ((5,), None), ((4, 4, 4), None)])
+def test_best_lays_an_impossible_ring_along_a_line(shape, cube) -> None:
+    # An odd ring, as links of a cube join black to white; 4x4x4 is no torus within one of 8x8x8.
+    pod = Pod(Topology((8, 8, 8)), cube)
+    found = policies.get("best").place(pod, shape, (True,) * len(shape))
+    assert found is not None and found.wireable and found.dilation == 2
+    assert not all(found.wrap)
+    line = found.nodes
+    for dim, (side, closed) in enumerate(zip(shape, found.wrap, strict=True)):
+        if not closed:
+            line = np.take(line, np.argsort([*range(0, side, 2), *range(side - 1 - side % 2, 0, -2)]), dim)
+    straight = grant(pod, line, None, "")  # in the order of the lines, neighbours are linked by what the job holds
+    assert straight.dilation == 1 and straight.wireable
+    assert set(straight.links.tolist()) <= set(found.links.tolist())
 
 
 def test_best_spares_empty_cubes_and_fills_gaps() -> None:
