@@ -23,7 +23,7 @@ from meshsys.cluster.folds import Product, products
 from meshsys.cluster.pieces import Pieces, distinct
 from meshsys.cluster.slots import Slots, slots_of
 
-__all__ = ["Menu", "best_product", "menu"]
+__all__ = ["Chain", "Menu", "best_product", "chains", "menu"]
 
 Ints = NDArray[np.int64]
 Shape = tuple[int, ...]
@@ -34,7 +34,7 @@ _STARTS = 64  # of a piece along a snake, in cubes that are large
 
 
 @dataclass(frozen=True, eq=False)
-class _Chain:
+class Chain:
     """One dimension of the shape from slot to slot, the others within.
 
     Attributes:
@@ -75,23 +75,26 @@ class _Chain:
 
     def nodes(self, cubes: Cubes, whole: Sequence[int], piece: Ints | None, cube: int) -> Ints:
         """Chips in the order of the shape."""
-        slots = self.slots
         path: list[int] = []
         if piece is not None:
-            path = slots.orders[piece[0], piece[1] : piece[1] + self.rest].tolist()
-            if self.whole and slots.port(path[0]) is None:
+            path = self.slots.orders[piece[0], piece[1] : piece[1] + self.rest].tolist()
+            if self.whole and self.slots.port(path[0]) is None:
                 path.reverse()
+        return self.along_path(cubes, whole, [(cube, path)] if path else [])
+
+    def along_path(self, cubes: Cubes, whole: Sequence[int], pieces: Sequence[tuple[int, list[int]]]) -> Ints:
+        """Chips in the order of the shape: whole cubes in a row, then pieces, of which each is a cube and its slots."""
+        slots = self.slots
         turn: tuple[int, ...] = ()
-        if self.whole:
-            first = path[0] if path else next(slot for slot in range(slots.count) if slots.port(slot) is not None)
+        if whole:
+            first = pieces[0][1][0] if pieces else next(at for at in range(slots.count) if slots.port(at) is not None)
             dim = slots.port(first)
             assert dim is not None
             last = slots.opposite(first, dim)
             assert last is not None
             turn = slots.across(first, last) or ()
         chips = [cubes.nodes[full][slots.places[list(turn)]] for full in whole]
-        if path:
-            chips.append(cubes.nodes[cube][slots.places[path]])
+        chips += [cubes.nodes[cube][slots.places[path]] for cube, path in pieces]
         laid = np.concatenate(chips)[:, self.section]  # [slots, *section shape]
         if self.doubled:
             laid = np.concatenate([laid[:, 0], laid[::-1, 1]])
@@ -131,7 +134,13 @@ def _open(shape: Shape, closed: Wraps) -> int:
     return min(3, sum(side > 2 and not ring for side, ring in zip(shape, closed, strict=True)))
 
 
-def _chains(shape: Shape, wrap: Wraps, side: int) -> Iterator[_Chain]:
+@lru_cache(1 << 12)
+def chains(shape: Shape, wrap: Wraps, side: int) -> tuple[Chain, ...]:
+    """All chains of a shape that can close the rings that are asked for."""
+    return tuple(_chains(shape, wrap, side))
+
+
+def _chains(shape: Shape, wrap: Wraps, side: int) -> Iterator[Chain]:
     longs = [dim for dim, size in enumerate(shape) if size > 1] or [0]
     for along in longs:
         others = shape[:along] + shape[along + 1 :]
@@ -154,7 +163,7 @@ def _chains(shape: Shape, wrap: Wraps, side: int) -> Iterator[_Chain]:
                     continue
                 own = section_closed[1:] if doubled else section_closed
                 closed = (*own[:along], closes and shape[along] > 2, *own[along:])
-                yield _Chain(shape, along, doubled, slots, section, length, closed)
+                yield Chain(shape, along, doubled, slots, section, length, closed)
 
 
 def _section(shape: Shape, wrap: Wraps, slots: Slots) -> tuple[Ints | None, Wraps]:
@@ -239,7 +248,7 @@ class Menu:
 
     whole: int
     pieces: Pieces | None
-    ways: tuple[_Chain | _Box, ...]
+    ways: tuple[Chain | _Box, ...]
     where: tuple[Ints, ...]
     source: Ints
 
@@ -258,15 +267,15 @@ class Menu:
 def menu(shape: Shape, wrap: Wraps, side: int) -> Menu | None:
     """The menu of a shape; None where it has no such way."""
     whole, rest = divmod(math.prod(shape), side**3)
-    ways: list[_Chain | _Box] = list(_chains(shape, wrap, side))
+    ways: list[Chain | _Box] = list(chains(shape, wrap, side))
     if not whole or (whole == 1 and not rest):
         ways += _boxes(shape, wrap, side)
     if not ways:
         return None
     ways.sort(key=lambda way: _open(shape, way.closed))
     if not rest:
-        chains = [way for way in ways if isinstance(way, _Chain)]
-        return Menu(whole, None, tuple(chains[:1]), (), np.empty((0, 2), np.int64)) if chains else None
+        rows = [way for way in ways if isinstance(way, Chain)]
+        return Menu(whole, None, tuple(rows[:1]), (), np.empty((0, 2), np.int64)) if rows else None
     found, where = zip(*(way.pieces() for way in ways), strict=True)
     masks = np.concatenate(found)
     kept = distinct(masks)

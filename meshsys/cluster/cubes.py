@@ -31,6 +31,7 @@ class Cubes:
         words: uint64 [count, words]: the free places.
         free: int64 [count]: how many these are.
         volume: chips of a cube.
+        changes: goes up with every update.
     """
 
     def __init__(self, dims: tuple[int, ...], side: int) -> None:
@@ -43,9 +44,11 @@ class Cubes:
         self.nodes = np.ascontiguousarray(numbers.transpose(order).reshape(self.count, self.volume))
         self.words = np.zeros((self.count, -(-self.volume // 64)), np.uint64)
         self.free = np.zeros(self.count, np.int64)
+        self.changes = 0
 
     def update(self, cubes: Ints, free: NDArray[np.bool_]) -> None:
         """Takes over which chips are free, bool [all chips], in some cubes."""
+        self.changes += 1
         bits = free[self.nodes[cubes]]
         self.free[cubes] = bits.sum(1)
         self.words[cubes] = packed(bits)

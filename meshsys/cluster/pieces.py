@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,7 @@ class View:
     Attributes:
         partial: int64: cubes that are free in part.
         empty: int64: cubes that are free as a whole.
+        kept: what others have found out about them.
     """
 
     def __init__(self, cubes: Cubes) -> None:
@@ -36,6 +38,7 @@ class View:
         free = cubes.free
         self.partial = np.flatnonzero((free > 0) & (free < cubes.volume))
         self.empty = np.flatnonzero(free == cubes.volume)
+        self.kept: dict[Any, Any] = {}
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshsys.cluster.assembly import assemblies
-from meshsys.cluster.chains import best_product, menu
+from meshsys.cluster.chains import best_product, chains, menu
+from meshsys.cluster.cubes import Cubes
 from meshsys.cluster.factors import factorisations
+from meshsys.cluster.gather import gather
 from meshsys.cluster.grant import Grant
 from meshsys.cluster.pieces import View
 from meshsys.cluster.pod import Pod
@@ -39,17 +41,24 @@ class Best(Cached):
 
     name = "best"
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._view: View | None = None
+        self._seen = -1
+
     def place(self, pod: Pod, shape: Shape, wrap: Wrap = None) -> Grant | None:
         if math.prod(shape) > pod.free:
             return None
         asked = tuple(ring and side > 2 for ring, side in zip(wrap or (False,) * len(shape), shape, strict=True))
-        lay = _on_cubes if pod.cubes is not None and pod.ndim == 3 else _on_torus
         rings = asked
         while not _known(pod, shape, rings) and any(rings):
             # No fold closes them all: the ring of the shortest dimension is laid along a line.
             shortest = min((dim for dim, ring in enumerate(rings) if ring), key=lambda dim: shape[dim])
             rings = (*rings[:shortest], False, *rings[shortest + 1 :])
-        laid = lay(pod, shape, rings)
+        if pod.cubes is not None and pod.ndim == 3:
+            laid = _on_cubes(self._view_of(pod.cubes), shape, rings)
+        else:
+            laid = _on_torus(pod, shape, rings)
         if laid is None:
             return None
         found = grant(pod, laid[1], rings, laid[2], laid[3])
@@ -61,6 +70,12 @@ class Best(Cached):
                 found = replace(found, nodes=np.take(found.nodes, order, dim), fold=fold, dilation=2)
         return found
 
+    def _view_of(self, cubes: Cubes) -> View:
+        """The same one while nothing changes: a queue asks for many shapes."""
+        if self._view is None or self._view.cubes is not cubes or self._seen != cubes.changes:
+            self._view, self._seen = View(cubes), cubes.changes
+        return self._view
+
 
 def _known(pod: Pod, shape: Shape, wrap: tuple[bool, ...]) -> bool:
     """Whether an empty pod has a place for the shape with these rings."""
@@ -71,10 +86,8 @@ def _known(pod: Pod, shape: Shape, wrap: tuple[bool, ...]) -> bool:
     return bool(_boxes(shape, wrap, pod.dims, pod.wrap))
 
 
-def _on_cubes(pod: Pod, shape: Shape, wrap: tuple[bool, ...]) -> Laid | None:
-    assert pod.cubes is not None
-    cubes = pod.cubes
-    view = View(cubes)
+def _on_cubes(view: View, shape: Shape, wrap: tuple[bool, ...]) -> Laid | None:
+    cubes = view.cubes
     best: Laid | None = None
     ways = menu(shape, wrap, cubes.side)
     if ways is not None and ways.pieces is not None and ways.whole <= len(view.empty):
@@ -91,6 +104,12 @@ def _on_cubes(pod: Pod, shape: Shape, wrap: tuple[bool, ...]) -> Laid | None:
             best = cost, assembly.nodes(cubes, taken, parts), assembly.product.how, assembly.product.rotation
     if (best is None or best[0] > 0) and ways is not None and ways.pieces is None and ways.whole <= len(view.empty):
         return 0, *ways.nodes(cubes, view.empty[: ways.whole].tolist(), -1, -1)
+    if best is None:
+        for chain in chains(shape, wrap, cubes.side):
+            if chain.doubled == wrap[chain.along]:
+                nodes = gather(view, chain)
+                if nodes is not None:
+                    return 0, nodes, chain.how(), ()
     return best
 
 

@@ -317,3 +317,19 @@ def test_placement_needs_no_jax() -> None:
 
 def test_embed_is_cached() -> None:
     assert embed((4,), (True,), (2, 2), (False, False)) is embed((4,), (True,), (2, 2), (False, False))
+
+
+@pytest.mark.parametrize(("shape", "wrap"), [((200,), (False,)), ((100,), (True,)), ((4, 30), (False, False))])
+def test_best_gathers_what_is_left_in_many_cubes(shape, wrap) -> None:
+    pod, best = Pod(Topology((8, 8, 8)), 4), policies.get("best")
+    assert pod.cubes is not None
+    for job, cube in enumerate(range(8), 1):
+        half = pod.cubes.nodes[cube].reshape(4, 4, 4)[:, :2]
+        pod.take(job, grant(pod, half, None, "4x2x4"))
+    found = best.place(pod, shape, wrap)
+    assert found is not None and found.dilation == 1 and found.wireable
+    assert unlinked(pod, found, wrap) == 0
+    pod.take(9, found)
+    pod.release(1)  # a whole cube, and the rest
+    more = best.place(pod, (70,))
+    assert more is None or (more.wireable and more.dilation == 1 and unlinked(pod, more, (False,)) == 0)
