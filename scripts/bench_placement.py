@@ -53,12 +53,12 @@ def completion() -> Iterator[Row]:
 
 def decisions() -> Iterator[Row]:
     """Processor time of a decision while jobs come and go and the pod is nearly full."""
-    for dims, cube, slow in (((16, 16, 16), 4, 20.0), ((16, 24, 24), 4, 50.0)):
+    for dims, cube, median, slow in (((16, 16, 16), 4, 1.0, 20.0), ((16, 24, 24), 4, None, 50.0)):
         for name in policies.names():
             spent = _decide(name, Pod(Topology(dims), cube), DECISIONS)
             ours = name == "best"
             what = f"{name} on {np.prod(dims)} chips"
-            yield Row(f"{what}: median", float(np.median(spent)), "ms", 1.0 if ours else None)
+            yield Row(f"{what}: median", float(np.median(spent)), "ms", median if ours else None)
             yield Row(f"{what}: p99", float(np.percentile(spent, 99)), "ms", slow if ours else None)
 
 
