@@ -242,7 +242,8 @@ class Menu:
     Attributes:
         whole: cubes that are filled, the same for all ways.
         pieces: what else is needed; none where nothing is.
-        ways: of each kind, the way.
+        ways: the ways.
+        where: of each way its pieces, as it knows them.
         source: int64 [pieces, 2]: the way, and the piece of its own.
     """
 
@@ -275,7 +276,9 @@ def menu(shape: Shape, wrap: Wraps, side: int) -> Menu | None:
     ways.sort(key=lambda way: _open(shape, way.closed))
     if not rest:
         rows = [way for way in ways if isinstance(way, Chain)]
-        return Menu(whole, None, tuple(rows[:1]), (), np.empty((0, 2), np.int64)) if rows else None
+        if rows:
+            return Menu(whole, None, tuple(rows[:1]), (), np.empty((0, 2), np.int64))
+        whole = 0  # a box that is a whole cube, as a piece
     found, where = zip(*(way.pieces() for way in ways), strict=True)
     masks = np.concatenate(found)
     kept = distinct(masks)

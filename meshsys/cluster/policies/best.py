@@ -26,6 +26,7 @@ __all__ = ["Best"]
 Ints = NDArray[np.int64]
 Laid = tuple[int, Ints, str, tuple[int, ...]]  # cost, chips, fold, rotation
 _BOXES = 8  # boxes a shape on a torus, the most compact
+_VIEWS = 3  # pods whose cubes are remembered
 _SPARE = 16  # positions that a line may be short of its box
 
 
@@ -43,8 +44,7 @@ class Best(Cached):
 
     def __init__(self) -> None:
         super().__init__()
-        self._view: View | None = None
-        self._seen = -1
+        self._views: list[tuple[View, int]] = []  # the youngest last
 
     def place(self, pod: Pod, shape: Shape, wrap: Wrap = None) -> Grant | None:
         if math.prod(shape) > pod.free:
@@ -71,10 +71,13 @@ class Best(Cached):
         return found
 
     def _view_of(self, cubes: Cubes) -> View:
-        """The same one while nothing changes: a queue asks for many shapes."""
-        if self._view is None or self._view.cubes is not cubes or self._seen != cubes.changes:
-            self._view, self._seen = View(cubes), cubes.changes
-        return self._view
+        """The same one while nothing changes: a queue asks for many shapes, of a pod and of copies of it."""
+        for view, changes in self._views:
+            if view.cubes is cubes and changes == cubes.changes:
+                return view
+        others = [(view, changes) for view, changes in self._views if view.cubes is not cubes]
+        self._views = [*others[1 - _VIEWS :], (View(cubes), cubes.changes)]
+        return self._views[-1][0]
 
 
 def _known(pod: Pod, shape: Shape, wrap: tuple[bool, ...]) -> bool:

@@ -182,7 +182,9 @@ def test_best_spares_empty_cubes_and_fills_gaps() -> None:
     assert short is not None and set(short.cubes) <= set(line.cubes)
 
 
-@pytest.mark.parametrize("shape", [(3, 5, 2), (7, 3), (61,), (2, 2, 13), (8, 8, 8), (6, 6, 6), (512,), (2, 256), (1,)])
+@pytest.mark.parametrize(
+    "shape", [(3, 5, 2), (7, 3), (61,), (2, 2, 13), (8, 8, 8), (6, 6, 6), (512,), (2, 256), (1,), (2,) * 6]
+)
 def test_best_places_on_an_empty_pod_what_has_chips_enough(shape) -> None:
     pod = Pod(Topology((8, 8, 8)), 4)
     assert policies.get("best").possible(pod, shape)
