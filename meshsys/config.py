@@ -35,8 +35,6 @@ __all__ = [
 
 _LARGEST = 1e30  # float32 holds it, and its products with small numbers
 _LARGEST_SIZE = 2**50  # bytes; no device has so many
-
-
 _UNITS = {f"{letter}iB": 2 ** (10 * power) for power, letter in enumerate("KMGT", 1)}
 
 
@@ -213,8 +211,8 @@ class PipelineConfig(Section):
             )
         if self.remat != "auto" and cap is not None:
             raise ValueError(
-                f"pipeline.activation_memory={show_value(cap)} is for pipeline.remat=auto, and pipeline.remat={self.remat} "
-                "takes what it takes; leave it out, or set pipeline.remat=auto"
+                f"pipeline.activation_memory={show_value(cap)} is for pipeline.remat=auto, and "
+                f"pipeline.remat={self.remat} takes what it takes; leave it out, or set pipeline.remat=auto"
             )
         if self.remat == "auto" and self.split_recompute:
             raise ValueError(
