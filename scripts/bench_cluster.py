@@ -34,7 +34,7 @@ TRACE = os.environ.get("PHILLY_TRACE", str(Path(__file__).resolve().parents[2] /
 def load() -> Iterator[Row]:
     """RFold's queue, then ours, without and with what it may do to running jobs."""
     for queue in ("fcfs", "backfill"):
-        for found in _seeds("rfold", WorkloadConfig(jobs=1500, load=0.4), placement="rfold", queue=queue):
+        for found in _seeds("", WorkloadConfig(jobs=1500, load=0.4), placement="rfold", queue=queue):
             yield from _times(found)
     for found in _seeds("alone", WorkloadConfig(jobs=1500, load=0.4), placement="best", queue="easy", interrupt=0):
         yield from _times(found)

@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 _LONGEST = 1e9  # hours; far above any trace
+_BACKFILL_WINDOW = 30
 
 Hours = Annotated[float, Field(gt=0, le=_LONGEST)]
 Seconds = Annotated[float, Field(ge=0, le=3600 * _LONGEST)]
@@ -189,7 +190,7 @@ class PolicyConfig(Section):
         queue: which waiting job is next: `fcfs`, `backfill`, `easy`, `srtf`, `slaq`, `fair`.
         name: in tables; null means PLACEMENT + QUEUE.
         window: jobs behind the first that may overtake it, for backfill and easy, or be considered at once, for srtf,
-            slaq and fair; null means all.
+            slaq and fair; null means 30 for backfill, under which the first job may starve, and all for the others.
         order: which of them goes first, for backfill and easy: by `arrival`, or the `shortest` or `largest` one.
         interrupt: for easy: the first waiting job may stop running ones for at most this part of the time that they
             have run; they come back to their chips when it ends. 0 stops none.
@@ -202,7 +203,7 @@ class PolicyConfig(Section):
     placement: Text
     queue: str = "fcfs"
     name: Label | None = None
-    window: Count | None = 30
+    window: Count | None = None
     order: Literal["arrival", "shortest", "largest"] = "arrival"
     interrupt: float = Field(default=0.05, ge=0, le=1)
     preempt: bool = True
@@ -218,6 +219,11 @@ class PolicyConfig(Section):
             hint = f"did you mean {near[0]}?" if near else f"use {', '.join(QUEUES)}"
             raise ValueError(f"is not a queue; {hint}")
         return queue
+
+    @property
+    def reach(self) -> int | None:
+        """Jobs in the window; None for all."""
+        return _BACKFILL_WINDOW if self.window is None and self.queue == "backfill" else self.window
 
     @property
     def label(self) -> str:

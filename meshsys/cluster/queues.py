@@ -55,7 +55,7 @@ def _started(state: State, job: int, grant: Grant | None) -> bool:
 def _candidates(state: State) -> list[int]:
     """Jobs behind the first, within the window, in the order in which they may overtake; without those known not to
     fit."""
-    window, order = state.options.window, state.options.order
+    window, order = state.options.reach, state.options.order
     rows = state.waiting.rows[1 : None if window is None else window + 1]
     rows = rows[~state.blocked[state.workload.shape[rows]]]
     rows = rows[state.size[rows] <= state.pod.free]
@@ -127,6 +127,8 @@ class _Easy:
                     state.start(job, lent.grant)
 
     def _first(self, state: State) -> int | None:
+        if not self._lent:
+            return state.waiting.first if len(state.waiting) else None
         return next((job for job in state.waiting.rows.tolist() if job not in self._lent), None)
 
     def _start_first(self, state: State) -> None:
@@ -309,7 +311,7 @@ class _Ranked:
         if not len(rows):
             return [], []
         ranks = self.rank(state, rows, state.left[rows])
-        order = np.argsort(ranks, kind="stable")[: state.options.window]
+        order = np.argsort(ranks, kind="stable")[: state.options.reach]
         return rows[order].tolist(), ranks[order].tolist()
 
     def _make_room(self, state: State, job: int, rank: float) -> Grant | None:
