@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshsys.cluster import policies
-from meshsys.cluster.adapt import Elasticity, Migration
+from meshsys.cluster.adapt import Elasticity, Migration, sizes_of
 from meshsys.cluster.config import ClusterConfig, ElasticConfig, PolicyConfig
 from meshsys.cluster.pod import FAILED, FREE, Pod
 from meshsys.cluster.policies import Policy
 from meshsys.cluster.queues import PREEMPTIVE, make_queue
 from meshsys.cluster.state import State
+from meshsys.cluster.traces import Shape
 from meshsys.cluster.workload import Workload
 from meshsys.errors import ConfigError
 from meshsys.torus import Topology, TopologyError
@@ -162,12 +163,7 @@ class _Simulation:
         self.refused = np.zeros(count, bool)
         self.open = count  # jobs that have not ended and are not refused
         self.blocked = np.zeros((3, count))  # resource, shape, order
-        # Chips that are out of use for good are so from the beginning.
-        whole = not cluster.failures.failed
-        possible = [
-            policy.possible(pod, shape) and (whole or policy.place(pod, shape) is not None) for shape in workload.shapes
-        ]
-        self.possible = np.array(possible)[workload.shape]
+        self.possible = _possible(pod, policy, workload, elastic)
         self.chip_events: list[tuple[float, int, int]] = []
         self.random = np.random.default_rng(cluster.failures.seed)
         self.quantum = 60 * options.quantum_minutes if options.queue in PREEMPTIVE and options.preempt else 0.0
@@ -330,6 +326,20 @@ class _Simulation:
             decisions=np.array(state.decisions),
             snapshots=tuple(recorder.snapshots),
         )
+
+
+def _possible(pod: Pod, policy: Policy, workload: Workload, elastic: ElasticConfig) -> NDArray[np.bool_]:
+    """Which jobs the pod, empty as it is now, has chips for: those that are out of use from the beginning stay so."""
+
+    def fits(shape: Shape) -> bool:
+        return policy.possible(pod, shape) and (pod.free == pod.size or policy.place(pod, shape) is not None)
+
+    found = np.array([fits(shape) for shape in workload.shapes])
+    other = found.copy()  # in another size or shape
+    if elastic.share:
+        for place, shape in enumerate(workload.shapes):
+            other[place] |= any(fits(each) for each in sizes_of(shape, elastic.least, 1.0))
+    return np.where(workload.elastic & (elastic.share > 0), other[workload.shape], found[workload.shape])
 
 
 class _Recorder:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from meshsys.cluster import policies
+from meshsys.cluster.adapt import sizes_of
 from meshsys.cluster.config import (
     ClusterConfig,
     ElasticConfig,
@@ -191,6 +192,24 @@ def test_elastic_jobs_shrink_for_others():
     outcome = run(jobs(*rows, elastic=True), elastic=elastic)
     # A has two hours left when B comes; one hour on half of the chips, then the whole ring.
     assert times(outcome) == [(0, 4 * 3600 + 1800), (2 * 3600, 3 * 3600)]
+
+
+def test_sizes_of_an_elastic_job():
+    assert sizes_of((4, 4, 8), 0.25, 1) == [(4, 4, 8), (4, 4, 4), (4, 4, 2)]
+    assert sizes_of((2, 2, 2), 1, 4) == [(4, 4, 2), (4, 2, 2), (2, 2, 2)]
+    assert sizes_of((16, 1, 1), 1, 1) == [(16, 1, 1), (2, 2, 4)]  # refolded
+    assert sizes_of((5, 3, 1), 0.1, 1.5) == [(5, 3, 1), (1, 3, 5)][:1]
+
+
+def test_elastic_jobs_refold():
+    """Half of 8x2x2 is A's, so no line of 8 is free; a block of 2x2x2 is. On 4x4x4 there never is such a line."""
+    elastic = ElasticConfig(share=1, least=1, restart_minutes=0)
+    rows = [(0, 100, (4, 2, 2)), (1, 10, (8, 1, 1))]
+    block = ClusterConfig(topology="8x2x2")
+    assert times(run(jobs(*rows, elastic=True), block, elastic)) == [(0, 100), (1, 11)]
+    assert times(run(jobs(*rows), block, elastic)) == [(0, 100), (100, 110)]
+    assert run(jobs(*rows, elastic=True), BLOCK, elastic).refused.tolist() == [False, False]
+    assert run(jobs(*rows), BLOCK, elastic).refused.tolist() == [False, True]
 
 
 def test_saturation_keeps_jobs_waiting():
