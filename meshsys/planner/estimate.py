@@ -14,8 +14,9 @@ import numpy as np
 from meshsys.assemble import Assembly
 from meshsys.planner.flops import model_flops
 from meshsys.planner.plan import EstimatePlan
-from meshsys.torus.collectives import all_gather, all_reduce, permute, reduce_scatter, span
+from meshsys.torus.collectives import all_gather, all_reduce, permute, reduce_scatter
 from meshsys.torus.generations import Chip
+from meshsys.torus.groups import span
 from models import count_parameters
 from schedules.actions import Kind
 from schedules.slots import TickTable

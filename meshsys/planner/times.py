@@ -8,8 +8,9 @@ import numpy as np
 
 from meshsys.planner.counts import Collective, Part
 from meshsys.torus import AXES, Placement
-from meshsys.torus.collectives import all_gather, all_reduce, all_to_all, permute, reduce_scatter, span
+from meshsys.torus.collectives import all_gather, all_reduce, all_to_all, permute, reduce_scatter
 from meshsys.torus.generations import Chip
+from meshsys.torus.groups import span
 
 __all__ = ["axes_of", "collective_seconds", "part_seconds"]
 
@@ -40,7 +41,7 @@ def collective_seconds(collective: Collective, placement: Placement, chip: Chip)
         source, target = (np.unravel_index(place, placement.shape) for place in collective.group)
         hops = int(placement.topology.distance(placement.coords[source].tolist(), placement.coords[target].tolist()))
         return permute(collective.bytes, hops, chip)
-    return _FORMS[collective.kind](collective.bytes, span(placement, axes), chip)
+    return _FORMS[collective.kind](collective.bytes, span(placement, axes, collective.kind), chip)
 
 
 def axes_of(shape: Sequence[int], group: Sequence[int]) -> tuple[str, ...]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from meshsys.torus.axes import AXES
 from meshsys.torus.placement import Placement, place
 from meshsys.torus.topology import Topology, TopologyError
+from meshsys.torus.traffic import AXES, Flow, Traffic
 
-__all__ = ["AXES", "Placement", "Topology", "TopologyError", "place"]
+__all__ = ["AXES", "Flow", "Placement", "Topology", "TopologyError", "Traffic", "place"]

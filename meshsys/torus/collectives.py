@@ -1,27 +1,28 @@
 """How long collectives take on a torus: closed forms.
 
-Source: the scaling book (jax-ml/scaling-book, sharding and TPU chapters) for rings; lines, boxes of mixed axes and
-all-to-all over several axes follow from counting the bytes on the busiest link (the tests do).
+Source: the scaling book (jax-ml/scaling-book, sharding and TPU chapters) for rings; lines, boxes of mixed sides and
+all-to-all over several sides follow from counting the bytes on the busiest link (the tests do).
 
-Every device of a group injects and receives over both directions of each dimension that wraps around, and at a corner
-over one direction of each that does not. That bound is met by the algorithms for rings and lines in turn.
+An all-gather over a box goes side by side, and parts of the array take the sides in different orders, so that all
+links are busy. However the parts are cut, the links along some sides S carry at least what they carry if S goes
+first, (N_S - 1) / N of the array for the product N_S of these sides; the busiest S is the bound, and a cut meets it.
 
 Units: bytes, seconds; V bytes of the full array over the group, N devices of a group.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-import numpy as np
-
-from meshsys.torus.axes import AXES
 from meshsys.torus.generations import Chip
-from meshsys.torus.placement import Placement
 
-__all__ = ["Span", "all_gather", "all_reduce", "all_to_all", "permute", "reduce_scatter", "span"]
+__all__ = ["KINDS", "Span", "all_gather", "all_reduce", "all_to_all", "permute", "reduce_scatter", "ring"]
+
+KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "permute", "rotate")
+"""The collectives. `permute` sends from each device to the next, `rotate` from the last to the first too."""
 
 
 @dataclass(frozen=True)
@@ -29,37 +30,55 @@ class Span:
     """How the devices of one group lie on the torus: a box, or a walk as a box of one side.
 
     Attributes:
-        sides: devices along each dimension of the box, all above 1; () for one device.
-        wraps: where the last device of a side is linked to the first.
-        strides: links from one device of a side to the next. Groups that lie between one another share these
-            links, so each has that part of their bandwidth.
+        sides: devices along each side of the box, all above 1; () for one device.
+        ways: links' worth of bandwidth along each side, both directions together: 2 for a ring and 1 for a line,
+            divided by how many groups share the busiest link.
+        hops: links between the two devices that are farthest apart; on a walk the way between them along it.
     """
 
     sides: tuple[int, ...]
-    wraps: tuple[bool, ...]
-    strides: tuple[int, ...]
+    ways: tuple[float, ...]
+    hops: int
 
     @property
     def size(self) -> int:
         return math.prod(self.sides)
 
-    @property
-    def ways(self) -> float:
-        """Links' worth of bandwidth, one way, into the device that has the fewest."""
-        return sum((2 if wraps else 1) / stride for wraps, stride in zip(self.wraps, self.strides, strict=True))
+    @cached_property
+    def gather(self) -> float:
+        """The part of an all-gather's array that crosses the busiest link."""
+        places = range(len(self.sides))
+        chosen = (some for count in range(1, len(self.sides) + 1) for some in itertools.combinations(places, count))
+        return max(
+            ((math.prod(self.sides[i] for i in some) - 1) / sum(self.ways[i] for i in some) for some in chosen),
+            default=0.0,
+        ) / max(1, self.size)
 
-    @property
-    def hops(self) -> int:
-        """Links between the two devices that are farthest apart."""
-        reach = ((side // 2 if wraps else side - 1) for side, wraps in zip(self.sides, self.wraps, strict=True))
-        return sum(hops * stride for hops, stride in zip(reach, self.strides, strict=True))
+    @cached_property
+    def crossing(self) -> float:
+        """The messages of an all-to-all that cross the busiest link, by dimension-ordered shortest ways.
+
+        A ring of d carries d^2 / 8 of its pairs' messages over a link, a line d^2 / 4.
+        """
+        sides = zip(self.sides, self.ways, strict=True)
+        return max(((side**2 - side % 2) / (4 * ways) * self.size / side for side, ways in sides), default=0.0)
+
+
+def ring(size: int, closed: bool, step: int, share: float) -> Span:
+    """A walk through devices, each of which sends to the next.
+
+    Args:
+        size: at least 2.
+        closed: the last is as near to the first as any to the next; otherwise what it sends goes all the way back.
+        step: the most hops from one to the next.
+        share: walks that share the busiest link.
+    """
+    return Span((size,), ((2 if closed else 1) / share,), step * (size // 2 if closed else size - 1))
 
 
 def all_gather(size: float, group: Span, chip: Chip) -> float:
-    """Seconds until all have V = `size` bytes, of which each had its part: V (1 - 1/N) / ways."""
-    if group.size < 2:
-        return 0.0
-    return max(group.hops * chip.hop, size * (1 - 1 / group.size) / (chip.link_bandwidth * group.ways))
+    """Seconds until all have V = `size` bytes, of which each had its part: on one side V (1 - 1/N) / ways."""
+    return max(group.hops * chip.hop, size * group.gather / chip.link_bandwidth)
 
 
 def reduce_scatter(size: float, group: Span, chip: Chip) -> float:
@@ -73,44 +92,16 @@ def all_reduce(size: float, group: Span, chip: Chip) -> float:
 
 
 def all_to_all(size: float, group: Span, chip: Chip) -> float:
-    """Seconds until each has 1/N of what each of the N had; V = `size` bytes is what all have together.
+    """Seconds until each has 1/N of what each of the N had; V = `size` bytes is what all have together."""
+    return max(group.hops * chip.hop, size / group.size**2 * group.crossing / chip.link_bandwidth)
 
-    By dimension-ordered shortest ways: a ring of d carries d^2/8 of its pairs' messages over a link, a line d^2/4.
+
+def permute(size: float, hops: int, chip: Chip, sharing: float | None = None) -> float:
+    """Seconds for `size` bytes from each device to another.
+
+    Args:
+        hops: the most links that a message crosses.
+        sharing: messages that cross the busiest link; by default as many as hops, as where all go equally far in the
+            same direction, over the links of those in between.
     """
-    if group.size < 2:
-        return 0.0
-    message = size / group.size**2
-    busiest = 0.0
-    for side, wraps, stride in zip(group.sides, group.wraps, group.strides, strict=True):
-        pairs = (side**2 - side % 2) / (8 if wraps else 4)
-        busiest = max(busiest, pairs * group.size / side * message * stride)
-    return max(group.hops * chip.hop, busiest / chip.link_bandwidth)
-
-
-def permute(size: float, hops: int, chip: Chip) -> float:
-    """Seconds for `size` bytes from each device to another, all over `hops` links in the same direction.
-
-    Neighbours' transfers share the links in between, so farther is slower in proportion.
-    """
-    return max(hops * chip.hop, size * hops / chip.link_bandwidth) if hops else 0.0
-
-
-def span(placement: Placement, axes: Sequence[str]) -> Span:
-    """Where the groups of devices lie that differ along these mesh axes alone."""
-    names = [name for name in AXES if name in axes]
-    index = tuple(slice(None) if name in names else 0 for name in AXES)
-    nodes = placement.coords[index].reshape(-1, placement.topology.ndim)
-    sides, wraps, strides = [], [], []
-    for dim, (room, wrap) in enumerate(zip(placement.topology.dims, placement.topology.wrap, strict=True)):
-        places = np.unique(nodes[:, dim])
-        if len(places) > 1:
-            stride = int(np.diff(places).max())
-            sides.append(len(places))
-            strides.append(stride)
-            wraps.append(wrap and len(places) * stride == room)
-    if math.prod(sides) == len(nodes):
-        return Span(tuple(sides), tuple(wraps), tuple(strides))
-    # A walk through part of a box: as a ring or a line of its longest step.
-    steps = placement.topology.distances(nodes[1:], nodes[:-1])
-    closes = int(placement.topology.distance(nodes[-1].tolist(), nodes[0].tolist())) <= int(steps.max())
-    return Span((len(nodes),), (closes and len(nodes) > 2,), (int(steps.max()),))
+    return max(hops * chip.hop, size * (hops if sharing is None else sharing) / chip.link_bandwidth)

@@ -48,6 +48,7 @@ class Generation:
         shapes: the shapes listed one by one, in the order of dimensions that the cloud sells.
         cubes: the most 4x4x4 cubes that one slice joins, in any arrangement; 0 where there are none.
         cores: devices that JAX shows a chip.
+        core_speed: bandwidth between the cores of a chip, over that of a link between chips.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Generation:
     shapes: tuple[Shape, ...]
     cubes: int = 0
     cores: int = 1
+    core_speed: float = 1.0
 
     @property
     def ndim(self) -> int:
@@ -110,7 +112,7 @@ _V5P = Chip(4.59e14, 95.73 * _GIB, 2.765e12, 9e10)
 _V5E = Chip(1.97e14, 15.75 * _GIB, 8.1e11, 4.5e10)
 _V6E = Chip(9.18e14, 31.24 * _GIB, 1.64e12, 9e10)
 _IRONWOOD_CORE = Chip(1.1535e15, 94.74 * _GIB, 3.69e12, 9e10)  # half a chip
-_IRONWOOD = Generation("ironwood", _IRONWOOD_CORE, ((1, 1, 1), *_PARTS_OF_A_CUBE), cubes=144, cores=2)
+_IRONWOOD = Generation("ironwood", _IRONWOOD_CORE, ((1, 1, 1), *_PARTS_OF_A_CUBE), cubes=144, cores=2, core_speed=6.0)
 
 GENERATIONS: dict[str, Generation] = {
     "v4": Generation("v4", _V4, _PARTS_OF_A_CUBE, cubes=64),

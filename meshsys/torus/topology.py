@@ -125,6 +125,12 @@ class Topology:
         return tuple(size > 2 and closed for size, closed in itertools.zip_longest(self.dims, wrap, fillvalue=False))
 
     @property
+    def speeds(self) -> tuple[float, ...]:
+        """For each dimension the bandwidth of its links over that of a link between chips."""
+        speeds = (1.0,) * len(self.shape)
+        return speeds if self.cores == 1 else (*speeds, self._kind.core_speed)
+
+    @property
     def ndim(self) -> int:
         return len(self.dims)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
-__all__ = ["walk"]
+__all__ = ["closes", "walk"]
 
 
 def walk(sizes: Sequence[int], wraps: Sequence[bool]) -> list[tuple[int, ...]]:
@@ -25,6 +26,15 @@ def walk(sizes: Sequence[int], wraps: Sequence[bool]) -> list[tuple[int, ...]]:
     for dim in order:
         path = _comb(path, dim, sizes[dim])
     return path
+
+
+@lru_cache(maxsize=4096)
+def closes(sizes: tuple[int, ...], wraps: tuple[bool, ...]) -> bool:
+    """Whether the walk is a ring of at least three, so that both its directions can carry something of their own."""
+    path = walk(sizes, wraps)
+    ends = zip(path[0], path[-1], sizes, wraps, strict=True)
+    near = [abs(a - b) == 1 or (wrap and abs(a - b) == size - 1) for a, b, size, wrap in ends if a != b]
+    return len(path) > 2 and near == [True]
 
 
 def _comb(path: list[tuple[int, ...]], dim: int, rows: int) -> list[tuple[int, ...]]:
