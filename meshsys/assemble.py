@@ -22,7 +22,8 @@ from meshsys.errors import ConfigError
 from meshsys.remat_choice import RematChoice, RematSpace, choose_remat
 from meshsys.searched import searched
 from meshsys.sharding import BATCH_AXES
-from meshsys.torus import Placement, Topology, TopologyError, place
+from meshsys.torus import Placement, Topology, TopologyError, Traffic, place
+from meshsys.traffic import training_traffic
 from models import SAVEABLE_NAMES, Decoder, ModelConfig
 from schedules import families
 from schedules.actions import Kind, Schedule, ScheduleError, from_csv, split_backward
@@ -43,6 +44,7 @@ class Assembly:
 
     Attributes:
         config: with `model.vocab_size` filled in.
+        traffic: what a step sends along the mesh axes, for which the placement is the best.
         costs: of the schedule's actions: `pipeline.costs`, or with `pipeline.remat: auto` those of the choice.
         splits: the model's blocks with their backwards cut, one for each of `program.ways`, for one device's share of
             a microbatch; shapes of dimensions that `tensor` divides are whole.
@@ -53,6 +55,7 @@ class Assembly:
     config: Config
     tokenizer: Tokenizer
     placement: Placement
+    traffic: Traffic
     schedule: Schedule
     costs: Costs
     decoder: Decoder
@@ -101,7 +104,7 @@ def assemble(config: Config, *, poison: bool = False) -> Assembly:
     check_source(config.data.source)
     tokenizer = load_tokenizer(config.data.tokenizer)
     config = _with_vocabulary(config, tokenizer)
-    placement = _place(config)
+    _place(config)
     _check_axes(config)
     _check_batch(config)
     costs = read_costs(config.pipeline.costs, "pipeline.costs")
@@ -121,7 +124,11 @@ def assemble(config: Config, *, poison: bool = False) -> Assembly:
         schedule = _with_recompute(config, schedule, costs)
     program = Program(schedule, config.model.layers, remat, vocab_parallel=spread, poison=poison)
     splits = {name: cut_blocks(*_sizes(config), *way) for name, way in program.ways.items()}
-    return Assembly(config, tokenizer, placement, schedule, costs, decoder, model, program, splits, record, choice)
+    traffic = training_traffic(config, program, splits["layer"].x)
+    placement = _place(config, traffic)
+    return Assembly(
+        config, tokenizer, placement, traffic, schedule, costs, decoder, model, program, splits, record, choice
+    )
 
 
 def _with_vocabulary(config: Config, tokenizer: Tokenizer) -> Config:
@@ -135,9 +142,9 @@ def _with_vocabulary(config: Config, tokenizer: Tokenizer) -> Config:
     return config.model_copy(update={"model": model})
 
 
-def _place(config: Config) -> Placement:
+def _place(config: Config, traffic: Traffic = ()) -> Placement:
     try:
-        return place(Topology.parse(config.mesh.topology), config.mesh.axes.model_dump())
+        return place(Topology.parse(config.mesh.topology), config.mesh.axes.model_dump(), traffic)
     except TopologyError as error:
         raise ConfigError(str(error)) from None
 
