@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from meshsys.torus.placement import Placement, place
+from meshsys.torus.reorder import order_cost, pair_costs, reorder
 from meshsys.torus.topology import Topology, TopologyError
 from meshsys.torus.traffic import AXES, Flow, Traffic
 
-__all__ = ["AXES", "Flow", "Placement", "Topology", "TopologyError", "Traffic", "place"]
+__all__ = [
+    "AXES",
+    "Flow",
+    "Placement",
+    "Topology",
+    "TopologyError",
+    "Traffic",
+    "order_cost",
+    "pair_costs",
+    "place",
+    "reorder",
+]
