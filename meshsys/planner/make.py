@@ -10,12 +10,15 @@ import numpy as np
 
 from meshsys.assemble import Assembly, assemble
 from meshsys.config import Config
+from meshsys.jax_order import jax_order
 from meshsys.planner import memory
 from meshsys.planner.estimate import estimate
 from meshsys.planner.plan import (
     AxisPlan,
     BatchPlan,
     ChipPlan,
+    FlowPlan,
+    JaxOrderPlan,
     MeshPlan,
     Plan,
     RematPlan,
@@ -25,7 +28,9 @@ from meshsys.planner.plan import (
 )
 from meshsys.remat_choice import RematChoice
 from meshsys.sharding import BATCH_AXES
-from meshsys.torus import AXES
+from meshsys.torus import Placement
+from meshsys.torus.groups import seconds
+from meshsys.torus.traffic import relevant
 from schedules.simulate import simulate
 from schedules.ticks import timeline
 from schedules.validate import live
@@ -76,7 +81,7 @@ def plan_of(assembly: Assembly) -> Plan:
 
 def _mesh(assembly: Assembly) -> MeshPlan:
     placement, topology = assembly.placement, assembly.placement.topology
-    dims = dict(placement.dims)
+    theirs = jax_order(topology, assembly.axes) if topology.generation else None
     chips = []
     for index in np.ndindex(placement.shape):
         position = {name: place for (name, size), place in zip(placement.axes, index, strict=True) if size > 1}
@@ -88,12 +93,39 @@ def _mesh(assembly: Assembly) -> MeshPlan:
         wrap=topology.wrap,
         devices=topology.size,
         devices_used=placement.size,
-        axes=tuple(
-            AxisPlan(name, assembly.axes[name], dims[name], placement.hops(name), placement.closes(name))
-            for name in AXES
-        ),
+        axes=_axes(placement),
         chips=tuple(chips),
+        collectives=() if theirs is None else _flows(assembly, theirs),
+        jax=_jax(theirs),
     )
+
+
+def _axes(placement: Placement) -> tuple[AxisPlan, ...]:
+    dims = dict(placement.dims)
+    return tuple(
+        AxisPlan(name, size, dims[name], placement.hops(name), placement.closes(name))
+        for name, size in placement.axes
+    )
+
+
+def _flows(assembly: Assembly, theirs: Placement | str) -> tuple[FlowPlan, ...]:
+    return tuple(
+        FlowPlan(
+            kind=flow.kind,
+            axes="+".join(flow.axes),
+            count=flow.count,
+            bytes=flow.bytes,
+            seconds=seconds(assembly.placement, flow),
+            jax_seconds=None if isinstance(theirs, str) else seconds(theirs, flow),
+        )
+        for flow in relevant(assembly.traffic, assembly.axes)
+    )
+
+
+def _jax(theirs: Placement | str | None) -> JaxOrderPlan | None:
+    if theirs is None or isinstance(theirs, str):
+        return None if theirs is None else JaxOrderPlan(theirs, ())
+    return JaxOrderPlan(None, _axes(theirs))
 
 
 def _stages(assembly: Assembly, shapes: Any, values: memory.Values) -> tuple[StagePlan, ...]:

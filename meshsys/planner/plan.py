@@ -17,6 +17,8 @@ __all__ = [
     "CollectivePlan",
     "CompiledPlan",
     "EstimatePlan",
+    "FlowPlan",
+    "JaxOrderPlan",
     "LayoutPlan",
     "MemoryPlan",
     "MeshPlan",
@@ -42,6 +44,41 @@ class AxisPlan:
 
 
 @dataclass(frozen=True)
+class FlowPlan:
+    """The collectives of one kind along the same axes that a step is known to run, without compiling it.
+
+    Attributes:
+        kind: all-gather, all-reduce, reduce-scatter, all-to-all, permute (to the next device along the axis) or rotate
+            (from the last to the first too).
+        axes: mesh axes, as in "tensor" or "pipe+fsdp".
+        count: how many run.
+        bytes: of the full array over the group, one run; what a device sends, for permute and rotate.
+        seconds: by the closed forms, all runs.
+        jax_seconds: with the order of JAX's `create_device_mesh`; None where it has none.
+    """
+
+    kind: str
+    axes: str
+    count: float
+    bytes: float
+    seconds: float
+    jax_seconds: float | None
+
+
+@dataclass(frozen=True)
+class JaxOrderPlan:
+    """What JAX's `create_device_mesh` makes of the same mesh.
+
+    Attributes:
+        error: the name of the error with which it fails; None where it does not.
+        axes: empty where it fails.
+    """
+
+    error: str | None
+    axes: tuple[AxisPlan, ...]
+
+
+@dataclass(frozen=True)
 class ChipPlan:
     """A device in use: its coordinates on the torus, and its position on each axis longer than 1."""
 
@@ -56,6 +93,8 @@ class MeshPlan:
     Attributes:
         dims: devices along each dimension of the torus, named in `dim_names`.
         wrap: for each dimension whether its last device is linked to its first.
+        collectives: those that the axes are laid for; none for chips of no particular kind, and neither is jax.
+        jax: the order that JAX would choose.
     """
 
     topology: str
@@ -66,6 +105,8 @@ class MeshPlan:
     devices_used: int
     axes: tuple[AxisPlan, ...]
     chips: tuple[ChipPlan, ...]
+    collectives: tuple[FlowPlan, ...] = ()
+    jax: JaxOrderPlan | None = None
 
 
 @dataclass(frozen=True)

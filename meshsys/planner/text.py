@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from meshsys.planner.plan import CompiledPlan, EstimatePlan, Plan, RematPlan, SearchPlan, ValuePlan
+from meshsys.planner.plan import (
+    AxisPlan,
+    CompiledPlan,
+    EstimatePlan,
+    MeshPlan,
+    Plan,
+    RematPlan,
+    SearchPlan,
+    ValuePlan,
+)
 from schedules import render
 from schedules.actions import Schedule, from_csv
 
@@ -128,17 +137,48 @@ def _mesh(plan: Plan) -> list[str]:
         f"{name} {size}{' (ring)' if wrap else ''}"
         for name, size, wrap in zip(mesh.dim_names, mesh.dims, mesh.wrap, strict=True)
     )
+    theirs = {axis.name: axis for axis in mesh.jax.axes} if mesh.jax else {}
     rows = [
-        (axis.name, axis.size, axis.dims, axis.hops, axis.closes) if axis.size > 1 else (axis.name, 1, "-", "-", "-")
-        for axis in mesh.axes
+        (axis.name, axis.size, *_way(axis), *(_way(theirs[axis.name]) if theirs else ())) for axis in mesh.axes
     ]
-    lines = [f"Mesh: topology {mesh.topology} ({sides})", *_table(("axis", "size", "along", "hops", "to close"), rows)]
+    head = ("axis", "size", "along", "hops", "to close", *(("JAX along", "hops", "to close") if theirs else ()))
+    lines = [f"Mesh: topology {mesh.topology} ({sides})", *_table(head, rows), *_traffic(mesh)]
     chips = [
         f"({','.join(map(str, chip.coords))}) {' '.join(f'{name} {place}' for name, place in chip.position.items())}"
         for chip in mesh.chips
     ]
     shown = _cut(_columns(chips), _DEVICE_LINES, "--json has them all")
     return [*lines, "", "Devices, by coordinates on the torus", *shown]
+
+
+def _way(axis: AxisPlan) -> tuple[str, str, str]:
+    return (axis.dims, str(axis.hops), str(axis.closes)) if axis.size > 1 else ("-", "-", "-")
+
+
+def _traffic(mesh: MeshPlan) -> list[str]:
+    """What the axes are laid for, and how long it takes."""
+    if mesh.jax is None:
+        return []
+    rows = [
+        (
+            flow.kind,
+            flow.axes,
+            f"{flow.count:g}",
+            bytes_text(flow.bytes),
+            seconds_text(flow.seconds),
+            seconds_text(flow.jax_seconds),
+        )
+        for flow in mesh.collectives
+    ]
+    lines = ["", "Collectives of a step, by the closed forms (bytes of one; time of all, if they ran alone)"]
+    lines += _table(("kind", "axes", "count", "bytes", "time", "with JAX's order"), rows)
+    if mesh.jax.error is not None:
+        lines.append(f"  JAX's create_device_mesh has no order for these axes ({mesh.jax.error})")
+    elif rows:
+        ours = seconds_text(sum(flow.seconds for flow in mesh.collectives))
+        theirs = seconds_text(sum(flow.jax_seconds or 0.0 for flow in mesh.collectives))
+        lines.append(f"  in all {ours}; with the order of JAX's create_device_mesh {theirs}")
+    return lines
 
 
 def _stages(plan: Plan) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshsys.torus.placement import Placement, place
+from meshsys.torus.placement import Placement, place, placed
 from meshsys.torus.reorder import order_cost, pair_costs, reorder
 from meshsys.torus.topology import Topology, TopologyError
 from meshsys.torus.traffic import AXES, Flow, Traffic
@@ -17,5 +17,6 @@ __all__ = [
     "order_cost",
     "pair_costs",
     "place",
+    "placed",
     "reorder",
 ]

@@ -15,7 +15,7 @@ from meshsys.torus.axes import assign
 from meshsys.torus.topology import Topology, TopologyError
 from meshsys.torus.traffic import AXES, Flow, Traffic, relevant
 
-__all__ = ["Placement", "place"]
+__all__ = ["Placement", "place", "placed"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +82,30 @@ class Placement:
 
     def _along(self, axis: str) -> NDArray[np.int64]:
         return np.moveaxis(self.coords, AXES.index(axis), 0)
+
+
+def placed(topology: Topology, axes: Mapping[str, int], coords: NDArray[np.int64]) -> Placement:
+    """An order that was found elsewhere, with the dimensions that its axes run along.
+
+    Args:
+        coords: [pipe, data, fsdp, expert, context, tensor, ndim], the node of each position.
+
+    Raises:
+        TopologyError: axes or nodes that do not fit.
+    """
+    sizes = _checked(topology, axes)
+    dims = []
+    for axis, (name, size) in enumerate(sizes.items()):
+        line = np.moveaxis(coords, axis, 0).reshape(size, -1, topology.ndim)[:, 0]
+        sides = [len(np.unique(places)) for places in line.T]
+        parts = [
+            each if side == room else f"{each}:{side}"
+            for each, side, room in zip(topology.names, sides, topology.dims, strict=True)
+            if side > 1
+        ]
+        text = "*".join(parts) if math.prod(sides) == size else f"snake({'*'.join(parts)})"
+        dims.append((name, text or "-"))
+    return Placement(topology, tuple(sizes.items()), coords, tuple(dims))
 
 
 def place(topology: Topology, axes: Mapping[str, int], traffic: Iterable[Flow] = ()) -> Placement:

@@ -76,6 +76,27 @@ def test_stages_hold_every_parameter_once(tied, layers, pipe):
     assert sum(stage.parameters for stage in plan.stages) == plan.parameters == count_parameters(made.config.model)
 
 
+def test_axes_beside_the_order_of_jax():
+    """One axis on each dimension either way, or a split that JAX has no order for."""
+    batch = {"batch_size": 64}
+    plan = make_plan(config(mesh=mesh("v5e:4x4", data=4, tensor=4), pipeline={"microbatches": 2}, data=batch))
+    assert plan.mesh.jax.error is None
+    assert {axis.name: axis.dims for axis in plan.mesh.jax.axes if axis.size > 1} == {"data": "y", "tensor": "x"}
+    assert {axis.name: axis.dims for axis in plan.mesh.axes}["tensor"] == "x:2*y:2"
+    ours, theirs = (sum(getattr(flow, name) for flow in plan.mesh.collectives) for name in ("seconds", "jax_seconds"))
+    assert 0 < ours < theirs
+    text = describe(plan)
+    assert "JAX along" in text and "with the order of JAX's create_device_mesh" in text
+
+    plan = make_plan(config(mesh=mesh("v5e:4x4", data=8, tensor=2), pipeline={"microbatches": 2}, data=batch))
+    assert plan.mesh.jax.error == "NotImplementedError" and plan.mesh.jax.axes == ()
+    assert all(flow.jax_seconds is None for flow in plan.mesh.collectives)
+    assert "JAX's create_device_mesh has no order for these axes (NotImplementedError)" in describe(plan)
+
+    plan = make_plan(CUBE)  # chips of no particular kind
+    assert plan.mesh.jax is None and plan.mesh.collectives == ()
+
+
 def test_a_small_axis_product_takes_a_part_of_the_torus():
     plan = make_plan(config(mesh=mesh("4x4", pipe=2, data=2), pipeline={"microbatches": 2}))
     assert (plan.mesh.devices, plan.mesh.devices_used, len(plan.mesh.chips)) == (16, 4, 4)
