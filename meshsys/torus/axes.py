@@ -16,165 +16,20 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshsys.torus.collectives import Span, ring
+from meshsys.torus.runs import Axis, Run, where
 from meshsys.torus.topology import Topology
-from meshsys.torus.traffic import AXES, Flow, Traffic, flow_seconds
-from meshsys.torus.walks import closes, walk
+from meshsys.torus.traffic import Flow, Traffic, flow_seconds
 
-__all__ = ["AXES", "Assignment", "assign"]
-
-# Where the traffic is not known: stages send at every tick and tensor collectives sit inside every layer; gradients
-# move once a step.
-_WEIGHT = {"pipe": 4, "data": 1, "fsdp": 2, "expert": 2, "context": 2, "tensor": 4}
+__all__ = ["Assignment", "assign"]
 
 _SECOND = 1e15  # scores are whole numbers, so that ties are ties: femtoseconds
 
-Axis = tuple[str, int]
 Score = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class _Run:
-    """The walk of one group of axes.
-
-    Attributes:
-        axes: names and sizes; more than one only where the group shares a walk.
-        box: digits along each dimension.
-        strides: how far one step of a digit goes along each dimension.
-        topology: the torus.
-    """
-
-    axes: tuple[Axis, ...]
-    box: tuple[int, ...]
-    strides: tuple[int, ...]
-    topology: Topology
-
-    @property
-    def size(self) -> int:
-        return math.prod(size for _, size in self.axes)
-
-    @property
-    def exact(self) -> bool:
-        """Whether one axis fills the box."""
-        return len(self.axes) == 1 and math.prod(self.box) == self.size
-
-    @property
-    def full(self) -> tuple[bool, ...]:
-        """Where the digits go once round the torus."""
-        reach = zip(self.box, self.strides, self.topology.dims, self.topology.wrap, strict=True)
-        return tuple(wrap and digits * stride == room for digits, stride, room, wrap in reach)
-
-    @property
-    def folds(self) -> tuple[bool, ...]:
-        """Where the run cuts a ring into two halves: the second is walked backwards, so that they meet at both ends."""
-        halves = zip(self.full, self.box, self.strides, strict=True)
-        return tuple(full and digits == 2 and stride > 1 for full, digits, stride in halves)
-
-    @cached_property
-    def digits(self) -> NDArray[np.int64]:
-        """The walk: [size, ndim]."""
-        return np.array(walk(self.box, self.full)[: self.size], np.int64)
-
-    @cached_property
-    def steps(self) -> dict[str, tuple[int, int]]:
-        """For each axis the most hops between consecutive positions, and from the last to the first."""
-        digits = self.digits.reshape(*(size for _, size in self.axes), -1)
-        found = {}
-        for position, (name, _) in enumerate(self.axes):
-            line = np.moveaxis(digits, position, 0)
-            found[name] = self._farthest(line[1:] - line[:-1]), self._farthest(line[0] - line[-1])
-        return found
-
-    @cached_property
-    def cost(self) -> tuple[int, int]:
-        """Weighted hops between consecutive positions, and from the last to the first."""
-        steps = self.steps
-        hops, closes = (sum(_WEIGHT[name] * steps[name][i] for name, _ in self.axes) for i in (0, 1))
-        return hops, closes
-
-    def seconds(self, flow: Flow) -> float:
-        """Of a flow along one of the axes."""
-        chip, name = self.topology.chip, flow.axes[0]
-        assert chip is not None
-        hops, back = self.steps[name]
-        if flow.shifts:
-            far = max(hops, back) if flow.kind == "rotate" else hops
-            return flow_seconds(flow, (far, self._sharing if self.exact else far), chip)
-        if self.exact:
-            return flow_seconds(flow, where((self,), flow.kind), chip)
-        return flow_seconds(flow, ring(dict(self.axes)[name], back <= hops, hops, hops), chip)
-
-    @cached_property
-    def _sharing(self) -> float:
-        """The most messages over one link if each position sends to the next."""
-        return max((1 / ways for _, _, ways, _ in _sides((self,))), default=0.0)
-
-    @cached_property
-    def reach_of_step(self) -> tuple[int, ...]:
-        """The hops of a change by 1 of the digit of each dimension."""
-        return tuple(int(self._reach[1, dim]) if digits > 1 else 0 for dim, digits in enumerate(self.box))
-
-    @cached_property
-    def reach(self) -> tuple[int, ...]:
-        """The most hops between two digits of each dimension."""
-        return tuple(int(self._reach[:digits, dim].max()) for dim, digits in enumerate(self.box))
-
-    def _farthest(self, steps: NDArray[np.int64]) -> int:
-        return int(np.take_along_axis(self._reach, np.abs(steps).reshape(-1, len(self.box)), 0).sum(-1).max())
-
-    @cached_property
-    def _reach(self) -> NDArray[np.int64]:
-        """Hops for a change of a digit, the most over the other digits of its dimension: [change, ndim]."""
-        table = np.zeros((max(self.box), len(self.box)), np.int64)
-        for dim, folds in enumerate(self.folds):
-            way = np.arange(max(self.box)) * self.strides[dim]
-            if folds:  # between c and room - 1 - c: at most the odd number up to the stride
-                way[1] = self.strides[dim] - 1 + self.strides[dim] % 2
-            elif self.topology.wrap[dim]:
-                way = np.minimum(way, np.abs(self.topology.dims[dim] - way))
-            table[:, dim] = way
-        return table
-
-
-def where(runs: Sequence[_Run], kind: str) -> Span:
-    """The groups of devices that differ along the axes of these runs, which all fill their boxes.
-
-    A gather or a sum goes along all sides at once where the group takes whole dimensions of the torus, and otherwise
-    round a ring: so the TPU compiler chooses, whatever the order of a group's devices is.
-    """
-    topology = runs[0].topology
-    sides = _sides(runs)
-    whole = all(side == topology.dims[dim] for dim, side, _, _ in sides)
-    if kind == "all-to-all" or whole:
-        hops = 0
-        for dim, *_ in sides:
-            far = sum(run.reach[dim] for run in runs)
-            hops += min(far, topology.dims[dim] // 2) if topology.wrap[dim] else far
-        both = tuple(ways * (2 if full and side > 2 else 1) for _, side, ways, full in sides)
-        return Span(tuple(side for _, side, _, _ in sides), both, hops)
-    size = math.prod(side for _, side, _, _ in sides)
-    closed = closes(tuple(side for _, side, _, _ in sides), tuple(full for *_, full in sides))
-    step = max(max(run.reach_of_step[dim] for run in runs) for dim, *_ in sides)
-    return ring(size, closed, step, 1 / min(ways for _, _, ways, _ in sides))
-
-
-def _sides(runs: Sequence[_Run]) -> list[tuple[int, int, float, bool]]:
-    """For each dimension that the runs' box is long in: its number, the side, the part of a link that a group has in
-    one direction, and whether the side goes round the torus."""
-    topology, found = runs[0].topology, []
-    for dim, (room, wrap, speed) in enumerate(zip(topology.dims, topology.wrap, topology.speeds, strict=True)):
-        side = math.prod(run.box[dim] for run in runs)
-        if side > 1:
-            top = max(run.box[dim] * run.strides[dim] for run in runs if run.box[dim] > 1)
-            full = wrap and top == room
-            # Between two opposite places messages take both ways, by halves.
-            found.append((dim, side, side / top * speed * (2 if full and side == 2 else 1), full))
-    return found
 
 
 @dataclass(frozen=True)
@@ -188,7 +43,7 @@ class Assignment:
     """
 
     topology: Topology
-    runs: tuple[_Run, ...]
+    runs: tuple[Run, ...]
     nesting: tuple[int, ...]
 
     def coords(self) -> NDArray[np.int64]:
@@ -267,7 +122,7 @@ class _Search:
         if math.prod(self._sizes) > self._topology.size:
             return None
         left, strides = frozenset(range(len(self._parts))), (1,) * self._topology.ndim
-        open_runs: tuple[tuple[int, _Run], ...] = ()
+        open_runs: tuple[tuple[int, Run], ...] = ()
         whole = self._rest(left, strides, open_runs)
         if whole is None:
             return None
@@ -283,10 +138,10 @@ class _Search:
         return whole[0], assignment
 
     def _find_rest(
-        self, left: frozenset[int], strides: tuple[int, ...], open_runs: tuple[tuple[int, _Run], ...]
-    ) -> tuple[Score, int, _Run] | None:
+        self, left: frozenset[int], strides: tuple[int, ...], open_runs: tuple[tuple[int, Run], ...]
+    ) -> tuple[Score, int, Run] | None:
         """The best score of what is left, and what of it comes next."""
-        best: tuple[Score, int, _Run] | None = None
+        best: tuple[Score, int, Run] | None = None
         room = tuple(size // stride for size, stride in zip(self._topology.dims, strides, strict=True))
         if math.prod(self._sizes[place] for place in left) > math.prod(room):
             return None
@@ -315,13 +170,13 @@ class _Search:
                     best = total, place, run
         return best
 
-    def _make_run(self, place: int, box: tuple[int, ...], strides: tuple[int, ...]) -> tuple[_Run, Score]:
-        run = _Run(self._parts[place], box, strides, self._topology)
+    def _make_run(self, place: int, box: tuple[int, ...], strides: tuple[int, ...]) -> tuple[Run, Score]:
+        run = Run(self._parts[place], box, strides, self._topology)
         seconds = sum(round(_SECOND * run.seconds(flow)) for flow in self._own[place])
         return run, (seconds, *run.cost, sum(digits > 1 for digits in box), 0, 0, 0)
 
     def _together(
-        self, left: frozenset[int], place: int, run: _Run, open_runs: tuple[tuple[int, _Run], ...]
+        self, left: frozenset[int], place: int, run: Run, open_runs: tuple[tuple[int, Run], ...]
     ) -> int:
         """Of flows along several axes of which this is the last to be placed."""
         chip, total = self._topology.chip, 0
@@ -333,8 +188,8 @@ class _Search:
         return total
 
     def _after(
-        self, left: frozenset[int], place: int, run: _Run, open_runs: tuple[tuple[int, _Run], ...]
-    ) -> tuple[frozenset[int], tuple[int, ...], tuple[tuple[int, _Run], ...]]:
+        self, left: frozenset[int], place: int, run: Run, open_runs: tuple[tuple[int, Run], ...]
+    ) -> tuple[frozenset[int], tuple[int, ...], tuple[tuple[int, Run], ...]]:
         """The state with one more placed: what is left, how far all reach, and runs that others still go with."""
         left = left - {place}
         reach = tuple(stride * side for stride, side in zip(run.strides, run.box, strict=True))

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from meshsys.torus import AXES, Placement, Topology, place
-from meshsys.torus.axes import assign, where
+from meshsys.torus.axes import assign
 from meshsys.torus.collectives import Span, all_gather, all_reduce, all_to_all, permute, reduce_scatter, ring
 from meshsys.torus.generations import GENERATIONS, Chip
 from meshsys.torus.groups import shift, span
+from meshsys.torus.runs import where
 from tests.oracles import link_loads
 
 BYTE = Chip(flops=1, hbm=1, hbm_bandwidth=1, link_bandwidth=1, hop=0)  # a link takes a byte a second
