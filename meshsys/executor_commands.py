@@ -24,10 +24,13 @@ _HAND_OVER = 1.0  # seconds in which a manager that is about to go is gone
 
 
 def add_executor_commands(commands: Any) -> None:
-    """Adds `run`, `submit`, `status`, `cancel`, `retry`, `fail` and `repair` to the cluster commands."""
+    """Adds `run`, `submit`, `status`, `cancel`, `retry`, `fail`, `repair` and `export` to the cluster commands."""
     run = command(commands, "run", _run, "run jobs side by side on sub-slices of this machine's devices")
     submit = command(commands, "submit", _submit, "add jobs to the queue, for the manager that `run` is")
-    for taker in (run, submit):
+    export = command(commands, "export", _export, "write jobs as real clusters take them")
+    export.add_argument("--to", metavar="TARGET", required=True, help="kueue, slice, xpk, slurm or ray")
+    export.add_argument("--out", metavar="DIR", help="a folder for the files, which are printed without")
+    for taker in (run, submit, export):
         taker.add_argument("jobs", metavar="JOBS", help="a YAML file, such as configs/jobs_example.yaml")
         example = "overrides, as cluster.policy=best"
         taker.add_argument("overrides", metavar="key=value", nargs="*", default=(), help=example)
@@ -79,6 +82,28 @@ def _submit(args: argparse.Namespace) -> None:
     store = _submitted(orders)
     if manager_pid(store) is None:
         print(f"no manager works in {store.folder}: `meshsys cluster run {args.jobs}` starts one")
+
+
+def _export(args: argparse.Namespace) -> None:
+    orders = _orders(args)
+
+    from meshsys.cluster.export.registry import export
+    from meshsys.files import writable, write_whole
+
+    files = export(orders, args.to)
+    if args.out is None:
+        for name, text in files.items():
+            print(f"# --- {name}\n{text}" if len(files) > 1 else text, end="")
+        return
+    folder = Path(args.out).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out={args.out} cannot be a folder: {error.strerror}; give another") from None
+    paths = [writable(str(folder / name), "--out") for name in files]  # all, before the first is written
+    for path, text in zip(paths, files.values(), strict=True):
+        write_whole(path, text, "--out")
+        print(path)
 
 
 def _orders(args: argparse.Namespace) -> Orders:

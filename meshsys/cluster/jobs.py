@@ -18,6 +18,7 @@ from pydantic import Field, field_validator
 
 from meshsys.cluster import policies
 from meshsys.cluster.config import FromList
+from meshsys.cluster.export.options import ExportConfig
 from meshsys.cluster.pod import Pod
 from meshsys.cluster.policies import Policy
 from meshsys.cluster.store import JobSpec
@@ -112,9 +113,16 @@ class JobConfig(Section):
 
 
 class JobsConfig(Section):
-    """Jobs and the torus that they share."""
+    """Jobs and the torus that they share.
+
+    Attributes:
+        cluster: the torus.
+        jobs: in the order of submission.
+        export: for `meshsys cluster export` alone.
+    """
 
     cluster: ExecutorConfig = Field(default_factory=ExecutorConfig)
+    export: ExportConfig = Field(default_factory=ExportConfig)
     jobs: Annotated[tuple[JobConfig, ...], FromList, Field(min_length=1)]
 
 
@@ -126,10 +134,12 @@ class Orders:
         pod: the same, empty.
         policy: which places jobs.
         specs: the jobs, in the order of the file.
+        export: the cluster that they may be exported to.
     """
 
-    def __init__(self, cluster: ExecutorConfig, specs: Sequence[JobSpec] = ()):
+    def __init__(self, cluster: ExecutorConfig, specs: Sequence[JobSpec] = (), export: ExportConfig | None = None):
         self.cluster = cluster
+        self.export = export or ExportConfig()
         self.specs = tuple(specs)
         try:
             self.pod = Pod(Topology.parse(cluster.topology), cluster.cube, cluster.wiring)
@@ -182,7 +192,7 @@ def read_orders(path: str | Path, overrides: Sequence[str] = ()) -> Orders:
                 f"cluster.policy={raw.cluster.policy}, even if all is free; use another shape or policy"
             )
         specs.append(spec)
-    return Orders(raw.cluster, specs)
+    return Orders(raw.cluster, specs, raw.export)
 
 
 def check_training(spec: JobSpec) -> None:

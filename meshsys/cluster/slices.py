@@ -12,7 +12,10 @@ from meshsys.cluster.grant import Grant
 from meshsys.cluster.pod import Pod
 from meshsys.torus import Topology, TopologyError
 
-__all__ = ["Slice", "cpu_environment", "process_environment", "slice_of", "tpu_environment"]
+__all__ = ["COORDINATOR_PORT", "Slice", "cpu_environment", "slice_of", "tpu_environment"]
+
+COORDINATOR_PORT = 8476
+"""On which the first process of a slice of several hosts listens."""
 
 _DEVICES = re.compile(r"\s*--xla_force_host_platform_device_count=\d+")
 # What libtpu is given for processes that share a host, by their chips; as Ray gives it.
@@ -81,31 +84,20 @@ def cpu_environment(found: Slice) -> dict[str, str]:
     }
 
 
-def tpu_environment(found: Slice) -> dict[str, str]:
-    """The slice's chips of a host that is the whole pod; other processes may use the others.
+def tpu_environment(found: Slice, host: Sequence[int] | None = None) -> dict[str, str]:
+    """The slice's chips of one host; other processes may use the others.
 
-    Chips of a host are numbered row-major.
+    Args:
+        host: chips of a host along each dimension, numbered row-major; None where the whole pod is one host.
     """
+    sides = found.pod.shape if host is None else host
+    local = [tuple(place % side for place, side in zip(chip, sides, strict=True)) for chip in found.chips]
     return {
-        "TPU_VISIBLE_CHIPS": ",".join(map(str, sorted(_number(chip, found.pod.shape) for chip in found.chips))),
+        "TPU_VISIBLE_CHIPS": ",".join(map(str, sorted(_number(chip, sides) for chip in local))),
         "TPU_CHIPS_PER_PROCESS_BOUNDS": _BOUNDS.get(found.size, _three(found.box or (found.size,))),
         "TPU_PROCESS_BOUNDS": "1,1,1",
         # libtpu would take a process with 2,2,1 for the only one of its host, and lock the others out.
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    }
-
-
-def process_environment(hosts: Sequence[str], process: int, port: int = 8476) -> dict[str, str]:
-    """One of the processes, one a host, that share a slice of several hosts.
-
-    Args:
-        hosts: names or addresses, in the order of processes; the first is the coordinator.
-        process: which of them.
-    """
-    return {
-        "JAX_COORDINATOR_ADDRESS": f"{hosts[0]}:{port}",
-        "TPU_WORKER_ID": str(process),
-        "TPU_WORKER_HOSTNAMES": ",".join(hosts),
     }
 
 

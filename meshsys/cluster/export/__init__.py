@@ -1,0 +1,1 @@
+"""Jobs and their slices in the terms of real clusters: one module a target, and a registry of them."""
