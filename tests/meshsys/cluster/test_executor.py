@@ -429,3 +429,69 @@ def test_the_log_has_all_attempts(cluster):
     until(cluster.manager(), ended)
     log = log_file(Path("runs/cluster"), "a").read_text()
     assert "--- start 1," in log and "about to crash" in log and "--- start 2," in log
+
+
+TINY = """\
+run: {name: tiny}
+model: {layers: 2, d_model: 16, heads: 2, d_ff: 32}
+data: {source: text.txt, sequence_length: 16, batch_size: 8}
+pipeline: {microbatches: 2}
+train: {steps: 600, learning_rate: 3.0e-3}
+checkpoint: {every: 20}
+"""
+
+
+def train_jobs(cluster: Cluster, *jobs: dict[str, Any]) -> None:
+    Path("tiny.yaml").write_text(TINY)
+    Path("text.txt").write_text("All is well that ends well.\n" * 40)
+    cluster.jobs = [{"config": "tiny.yaml", **job} for job in jobs]
+    Path("jobs.yaml").write_text(json.dumps({"cluster": cluster.cluster, "jobs": cluster.jobs}))
+
+
+def losses(name: str) -> list[float]:
+    return [json.loads(line)["loss"] for line in Path("runs", name, "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_training_jobs_move_to_other_chips_with_the_same_losses(cluster, capsys):
+    """One of two jobs loses a chip, the other is killed; both end with the losses of a run of their own."""
+    train_jobs(cluster, {"name": "two", "axes": {"pipe": 2}}, {"name": "four", "axes": {"pipe": 2, "data": 2}})
+    assert main(["cluster", "submit", "jobs.yaml"]) == 0
+    store = cluster.store
+    manager = Manager(store, read_orders("jobs.yaml"))
+    jobs = until(manager, lambda jobs: all(len(cluster.steps(name)) > 12 for name in jobs), 240)
+    assert [job.state for job in jobs.values()] == ["running", "running"]
+    store.fail([jobs["two"].grant["nodes"][0]])
+    for pid in processes.members(jobs["four"].token):
+        if pid != jobs["four"].pid:
+            os.kill(pid, signal.SIGKILL)
+    jobs = until(manager, ended, 240)
+    assert [(job.state, job.starts, job.crashes) for job in jobs.values()] == [("done", 2, 0), ("done", 2, 1)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "4"}
+    for name, topology, axes in (("two", "2", "{pipe: 2}"), ("four", "2x2", "{pipe: 2, data: 2}")):
+        mesh = f"mesh={{topology: '{topology}', axes: {axes}}}"
+        command = [sys.executable, "-m", "meshsys", "train", "tiny.yaml", f"run.name=solo_{name}", mesh]
+        assert subprocess.run(command, env=environment).returncode == 0
+        assert losses(name) == losses(f"solo_{name}")
+
+
+@pytest.mark.parametrize(
+    "job, message",
+    [
+        ({"axes": {"pipe": 2}, "overrides": ["data.batch_size=7"]}, "job a: data.batch_size=7 is not a multiple of"),
+        ({"axes": {"pipe": 2}, "shape": "2x2"}, "jobs.0 (a): mesh.axes.pipe=2 use 2 devices, but shape=2x2 has 4; set"),
+        ({"overrides": ["train.stepz=3"]}, "jobs.0 (a): train.stepz=3 is not an option; did you mean train.steps?"),
+        ({"dir": "x"}, "jobs.0 (a): dir is for commands; write overrides: [run.dir=x]"),
+    ],
+)
+def test_a_bad_training_job_is_refused_before_anything_is_queued(cluster, capsys, job, message):
+    train_jobs(cluster, {"name": "good"}, {"name": "a", **job})
+    refused(capsys, ["cluster", "run", "jobs.yaml"], message.replace("jobs.0", "jobs.1"))
+    assert not Path("runs").exists()
+
+
+def test_two_jobs_in_one_folder_are_refused(cluster, capsys):
+    train_jobs(cluster, {"name": "a"}, {"name": "b", "overrides": ["run.dir=runs/a"]})
+    refused(capsys, ["cluster", "run", "jobs.yaml"], "jobs.1 (b): its folder ")
+    train_jobs(cluster, {"name": "a"}, {"name": "a"})
+    refused(capsys, ["cluster", "run", "jobs.yaml"], "jobs.1.name=a is there twice; give each job a name of its own")
