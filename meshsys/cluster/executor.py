@@ -93,7 +93,9 @@ class Manager:
 
     def _sync_chips(self) -> None:
         failed = self._store.failed()
-        self._pod.fail(failed - self._failed)
+        hit = self._pod.fail(failed - self._failed)
+        if hit:  # most know already; one whose chips were chosen just before does not
+            self._store.lose(hit)
         self._pod.repair(self._failed - failed)
         self._failed = failed
 
@@ -103,7 +105,7 @@ class Manager:
         guard = self._guards.get(job.token)
         code = None if guard is None else guard.poll()  # also takes note of its end, as a parent must
         if job.state == "starting":
-            ended = code is not None
+            ended = guard is None or code is not None
         else:
             ended = job.exit_code is not None or not processes.alive(job.pid, job.identity)
         if not ended:
@@ -182,15 +184,16 @@ class Manager:
         with log.open("a") as out:
             out.write(f"--- start {job.starts + 1}, {time.strftime('%F %T')}, {run['env']['MESHSYS_TOPOLOGY']}\n")
             out.flush()
-            self._guards[token] = subprocess.Popen(
-                [sys.executable, "-m", "meshsys.cluster.guard", str(folder.absolute()), token],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                cwd=ROOT,
-                env=os.environ | {processes.ATTEMPT: token, "PYTHONPATH": run["env"]["PYTHONPATH"]},
-                start_new_session=True,  # Ctrl-C is for the manager
-            )
+            with suppress(OSError):  # such as too many processes: the attempt counts as a crash
+                self._guards[token] = subprocess.Popen(
+                    [sys.executable, "-m", "meshsys.cluster.guard", str(folder.absolute()), token],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    cwd=ROOT,
+                    env=os.environ | {processes.ATTEMPT: token, "PYTHONPATH": run["env"]["PYTHONPATH"]},
+                    start_new_session=True,  # Ctrl-C is for the manager
+                )
 
     # To the end
 

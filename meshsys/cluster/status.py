@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -31,6 +32,7 @@ def status_json(store: Store) -> dict[str, Any]:
     topology = _topology(store)
     failed, jobs = store.failed(), store.jobs()
     coords = list(topology.coords()) if topology else []
+    free = _free(topology, jobs, failed)
     found = []
     for job in jobs:
         now = advance(job.spec)
@@ -39,7 +41,7 @@ def status_json(store: Store) -> dict[str, Any]:
             {
                 "name": job.name,
                 "state": job.state,
-                "reason": job.reason,
+                "reason": _note(job, free),
                 "asked": list(job.spec.shape),
                 "slice": job.grant["shape"] if job.grant else None,
                 "chips": [list(coords[node]) for node in nodes],
@@ -57,15 +59,14 @@ def status_json(store: Store) -> dict[str, Any]:
                 "log": str(log_file(store.folder, job.name)),
             }
         )
-    taken = {node for job in jobs if job.grant for node in job.grant["nodes"]}
     return {
         "cluster": json.loads(store.get("cluster") or "null"),
         "manager": manager_pid(store),
         "chips": {
             "all": len(coords),
-            "taken": len(taken),
+            "taken": sum(len(job.grant["nodes"]) for job in jobs if job.grant),
             "failed": [list(coords[node]) for node in sorted(failed)],
-            "free": len(coords) - len(taken | failed),
+            "free": free,
         },
         "jobs": found,
     }
@@ -87,6 +88,11 @@ def _topology(store: Store) -> Topology | None:
     return Topology(Topology.parse(cluster["topology"]).shape) if cluster else None
 
 
+def _free(topology: Topology | None, jobs: Sequence[Job], failed: set[int]) -> int:
+    taken = {node for job in jobs if job.grant for node in job.grant["nodes"]}
+    return topology.size - len(taken | failed) if topology else 0
+
+
 def _picture(store: Store, jobs: Sequence[Job], *, all_ended: bool) -> Group:
     marks = {job.id: _MARKS[place % len(_MARKS)] for place, job in enumerate(j for j in jobs if j.active)}
     table = Table(box=None, pad_edge=False)
@@ -97,29 +103,41 @@ def _picture(store: Store, jobs: Sequence[Job], *, all_ended: bool) -> Group:
     table.add_column("note", overflow="ellipsis", no_wrap=not all_ended)
     ended = [job.id for job in jobs if job.state in ENDED]
     hidden = set() if all_ended else set(ended[: max(0, len(ended) - _SHOWN_ENDED)])
+    topology, failed = _topology(store), store.failed()
+    free = _free(topology, jobs, failed)
     for job in jobs:
         if job.id not in hidden:
-            style = _COLOURS.get(job.state, "")
-            table.add_row(marks.get(job.id, ""), job.name, Text(job.state, style), *_cells(job, advance(job.spec)))
+            state = Text(job.state, _COLOURS.get(job.state, ""))
+            cells = (*_cells(job, advance(job.spec)), _note(job, free))
+            table.add_row(marks.get(job.id, ""), job.name, state, *cells)
     parts: list[Any] = [table]
     if hidden:
         parts.append(f"and {len(hidden)} that ended before")
-    topology = _topology(store)
     if topology is not None:
-        parts += ["", Text(_torus(topology, jobs, marks, store.failed()))]
+        parts += ["", Text(_torus(topology, jobs, marks, failed))]
     return Group(*parts)
 
 
-def _cells(job: Job, now: Advance) -> tuple[str, str, str, str]:
+def _cells(job: Job, now: Advance) -> tuple[str, str, str]:
+    """Slice, step and loss."""
     shape = job.grant["shape"] if job.grant else job.spec.shape
-    asked = "x".join(map(str, shape))
     step = f"{now.step}/{job.spec.steps}" if job.spec.steps else str(now.step or "")
-    note = job.reason
+    return "x".join(map(str, shape)), step, "" if now.loss is None else f"{now.loss:.4f}"
+
+
+def _note(job: Job, free: int) -> str:
+    """What else there is to say, above all why a job waits."""
     if job.wish:
-        note = {"cancel": "is asked to end", "stop": "is asked to stop", "lost": "lost a chip"}[job.wish]
-    elif not note and job.starts > 1:
-        note = f"start {job.starts}"
-    return asked, step, "" if now.loss is None else f"{now.loss:.4f}", note
+        return {"cancel": "is asked to end", "stop": "is asked to stop", "lost": "lost a chip"}[job.wish]
+    if job.state != "queued":
+        return job.reason or (f"start {job.starts}" if job.starts > 1 else "")
+    if job.not_before > time.time():
+        return job.reason
+    size = math.prod(job.spec.shape)
+    short = (
+        f"{free} of the {size} chips it needs are free" if free < size else "its shape has no place that it may take"
+    )
+    return "; ".join(filter(None, (job.reason, short)))
 
 
 def _torus(topology: Topology, jobs: Sequence[Job], marks: dict[int, str], failed: set[int]) -> str:
@@ -186,7 +204,7 @@ class PlainView:
             now = advance(entry.spec)
             if entry.active and now.step != self._steps.get(entry.name, 0):
                 self._steps[entry.name] = now.step
-                _, step, loss, _ = _cells(entry, now)
+                _, step, loss = _cells(entry, now)
                 print(f"{time.strftime('%T')}  {entry.name}: step {step}  loss {loss or '-'}", flush=True)
 
 

@@ -364,10 +364,15 @@ class Store:
         with self._change():
             self._db.execute("UPDATE jobs SET wish = 'stop' WHERE state IN ('starting', 'running') AND wish IS NULL")
 
-    def lose(self, job: Job) -> None:
-        """The job's chips cannot be its any more."""
+    def lose(self, jobs: Iterable[int]) -> None:
+        """These jobs have to leave their chips."""
         with self._change():
-            self._db.execute("UPDATE jobs SET wish = 'lost' WHERE token = ? AND wish IS NOT 'cancel'", (job.token,))
+            for job in jobs:
+                self._db.execute(
+                    "UPDATE jobs SET wish = 'lost' WHERE id = ? AND state IN ('starting', 'running') "
+                    "AND wish IS NOT 'cancel'",
+                    (job,),
+                )
 
     # What guards do
 

@@ -284,6 +284,21 @@ def test_a_guard_that_comes_too_late_runs_nothing(cluster):
     assert store.register("lost-token", os.getpid(), "whoever") is None
 
 
+def test_a_chip_that_fails_while_it_is_given_away(cluster):
+    cluster.add("a", "2", "3", "0.05")
+    manager = cluster.manager()
+    begin = manager._store.begin
+
+    def late(job: Job, token: str, grant: dict[str, Any], launch: dict[str, Any]) -> bool:
+        manager._store.begin = begin
+        cluster.store.fail([grant["nodes"][0]])
+        return begin(job, token, grant, launch)
+
+    manager._store.begin = late
+    jobs = until(manager, ended)
+    assert jobs["a"].state == "done" and jobs["a"].starts == 2 and jobs["a"].crashes == 0
+
+
 def test_a_recycled_pid_is_not_taken_for_a_job():
     me = processes.identity(os.getpid())
     assert processes.alive(os.getpid(), me)
@@ -354,6 +369,7 @@ def test_status_shows_torus_and_queue(cluster, capsys):
     first, second = told["jobs"]
     assert first["state"] == "running" and len(first["chips"]) == 4 and first["steps"] == 10000
     assert second["state"] == "queued" and second["chips"] == []
+    assert second["reason"] == "3 of the 8 chips it needs are free"
     assert told["chips"] == {"all": 8, "taken": 4, "failed": [[1, 1, 1]], "free": 3}
 
 
