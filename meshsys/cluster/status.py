@@ -32,7 +32,7 @@ def status_json(store: Store) -> dict[str, Any]:
     topology = _topology(store)
     failed, jobs = store.failed(), store.jobs()
     coords = list(topology.coords()) if topology else []
-    free = _free(topology, jobs, failed)
+    free, manager = _free(topology, jobs, failed), manager_pid(store)
     found = []
     for job in jobs:
         now = advance(job.spec)
@@ -41,7 +41,7 @@ def status_json(store: Store) -> dict[str, Any]:
             {
                 "name": job.name,
                 "state": job.state,
-                "reason": _note(job, free),
+                "reason": _note(job, free if manager else None),
                 "asked": list(job.spec.shape),
                 "slice": job.grant["shape"] if job.grant else None,
                 "chips": [list(coords[node]) for node in nodes],
@@ -61,7 +61,7 @@ def status_json(store: Store) -> dict[str, Any]:
         )
     return {
         "cluster": json.loads(store.get("cluster") or "null"),
-        "manager": manager_pid(store),
+        "manager": manager,
         "chips": {
             "all": len(coords),
             "taken": sum(len(job.grant["nodes"]) for job in jobs if job.grant),
@@ -104,7 +104,7 @@ def _picture(store: Store, jobs: Sequence[Job], *, all_ended: bool) -> Group:
     ended = [job.id for job in jobs if job.state in ENDED]
     hidden = set() if all_ended else set(ended[: max(0, len(ended) - _SHOWN_ENDED)])
     topology, failed = _topology(store), store.failed()
-    free = _free(topology, jobs, failed)
+    free = _free(topology, jobs, failed) if manager_pid(store) else None
     for job in jobs:
         if job.id not in hidden:
             state = Text(job.state, _COLOURS.get(job.state, ""))
@@ -125,18 +125,18 @@ def _cells(job: Job, now: Advance) -> tuple[str, str, str]:
     return "x".join(map(str, shape)), step, "" if now.loss is None else f"{now.loss:.4f}"
 
 
-def _note(job: Job, free: int) -> str:
-    """What else there is to say, above all why a job waits."""
+def _note(job: Job, free: int | None) -> str:
+    """What else there is to say, above all why a job waits; `free` chips, None if nobody gives them away."""
     if job.wish:
         return {"cancel": "is asked to end", "stop": "is asked to stop", "lost": "lost a chip"}[job.wish]
     if job.state != "queued":
         return job.reason or (f"start {job.starts}" if job.starts > 1 else "")
     if job.not_before > time.time():
         return job.reason
+    if free is None:
+        return job.reason
     size = math.prod(job.spec.shape)
-    short = (
-        f"{free} of the {size} chips it needs are free" if free < size else "its shape has no place that it may take"
-    )
+    short = f"{free} of the {size} chips it needs are free" if free < size else "no free place of its shape"
     return "; ".join(filter(None, (job.reason, short)))
 
 
