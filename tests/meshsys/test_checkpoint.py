@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -180,6 +181,9 @@ def test_remains_of_a_killed_write(folder):
     """What orbax had not finished has another name, and is cleaned up."""
     shutil.copytree(folder / "2", folder / "3.orbax-checkpoint-tmp-0")
     assert restore(folder) == (2, [])
+    deadline = time.monotonic() + 60  # orbax cleans up on a thread of its own
+    while (folder / "3.orbax-checkpoint-tmp-0").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
     assert sorted(path.name for path in folder.iterdir()) == ["1", "2"]
 
 

@@ -103,7 +103,7 @@ def test_overrides_reach_nested_keys_and_the_last_one_counts(write):
     assert (axes.pipe, axes.data) == (8, 2)
 
 
-TRAINING = [path for path in sorted(CONFIGS.glob("*.yaml")) if not path.stem.startswith("cluster_")]
+TRAINING = [path for path in sorted(CONFIGS.glob("*.yaml")) if not path.stem.startswith(("cluster_", "jobs_"))]
 
 
 @pytest.mark.parametrize("path", TRAINING, ids=lambda path: path.stem)

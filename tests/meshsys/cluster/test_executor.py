@@ -377,7 +377,6 @@ def test_status_shows_torus_and_queue(cluster, capsys):
 BAD = {
     "unknown key": ({"shap": "2"}, "jobs.0.shap='2' is not an option; did you mean jobs.0.shape?"),
     "too large": ({"shape": "4x4"}, "jobs.0 (a): shape=4x4 has 16 chips, but cluster.topology=2x2x2 has 8; use"),
-    "no place": ({"shape": "3"}, "jobs.0 (a): shape=3 has no place on cluster.topology=2x2x2 with cluster.policy="),
     "no shape": ({"shape": None}, "jobs.0 (a): shape is missing or empty; a job with a command needs it"),
     "bad shape": ({"shape": "2*2"}, "jobs.0.shape=2*2 is not a shape; write up to 6 sizes"),
     "bad name": ({"name": "../a"}, "jobs.0.name=../a is not a job's name; use letters"),
@@ -395,6 +394,13 @@ def test_bad_jobs_are_one_line_and_leave_nothing(cluster, capsys, case):
     job = {"name": "a", "shape": "2", "command": ["true"], **change}
     Path("jobs.yaml").write_text(json.dumps({"jobs": [{k: v for k, v in job.items() if v is not None}]}))
     refused(capsys, ["cluster", "run", "jobs.yaml"], message)
+    assert not Path("runs").exists()
+
+
+def test_a_shape_without_a_place(cluster, capsys):
+    cluster.add("a", "3", "1", "0")
+    message = "jobs.0 (a): shape=3 has no place on cluster.topology=2x2x2 with cluster.policy=first_fit"
+    refused(capsys, ["cluster", "run", "jobs.yaml", "cluster.policy=first_fit"], message)
     assert not Path("runs").exists()
 
 
