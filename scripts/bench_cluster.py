@@ -1,6 +1,6 @@
 """What the cluster simulator says of policies, beside the targets; and how long it takes.
 
-    python scripts/bench_cluster.py reconfig|load|saturated|completion|philly|all [--json]
+    python scripts/bench_cluster.py reconfig|load|saturated|philly|all [--json]
 
 Figures other than times are the same on every machine. `philly` needs the trace ../shared/traces/philly_trace.csv, or
 the path in PHILLY_TRACE. Exits with 1 if a target is missed.
@@ -19,10 +19,9 @@ from typing import Any
 # As a script, Python looks beside this file; the packages are one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from meshsys.cluster import policies  # noqa: E402
 from meshsys.cluster.config import ClusterConfig, MigrationConfig, PolicyConfig, WorkloadConfig  # noqa: E402
 from meshsys.cluster.metrics import Metrics, measure  # noqa: E402
-from meshsys.cluster.simulator import make_pod, simulate  # noqa: E402
+from meshsys.cluster.simulator import simulate  # noqa: E402
 from meshsys.cluster.workload import make_workload  # noqa: E402
 from scripts.bench_table import Row, run  # noqa: E402
 
@@ -79,27 +78,6 @@ def saturated() -> Iterator[Row]:
                     yield Row(f"{name}: longest wait", found.waiting.longest_hours, "h")
 
 
-def completion() -> Iterator[Row]:
-    """The part of RFold's jobs that can be placed at all."""
-    for placement, cube, low, high in (
-        ("first_fit", None, 8.0, 11.0),
-        ("folding", None, 40.0, 45.0),
-        ("reconfig", 8, 31.0, 34.0),
-        ("rfold", 8, 73.0, 83.0),
-        ("reconfig", 4, 100.0, 100.0),
-        ("rfold", 4, 100.0, 100.0),
-        ("best", 4, 100.0, 100.0),
-    ):
-        cluster = ClusterConfig(topology="16x16x16", cube=cube)
-        # The jobs are those of cubes of 4 whatever the pod is made of, as in RFold's comparison.
-        workload = make_workload(WorkloadConfig(jobs=4000), CUBES)
-        placer, pod = policies.get(placement), make_pod(cluster)
-        possible = [placer.possible(pod, shape) for shape in workload.shapes]
-        share = 100 * sum(possible[shape] for shape in workload.shape.tolist()) / len(workload)
-        name = f"{placement}, {f'cubes of {cube}' if cube else 'no cubes'}"
-        yield Row(f"{name}: can be placed", share, "%", at_most=high, at_least=low)
-
-
 def philly() -> Iterator[Row]:
     """The whole trace, one core."""
     if not Path(TRACE).is_file():
@@ -139,7 +117,6 @@ BENCHMARKS = {
     "reconfig": (reconfig, "RFold's mix, 16x16x16, cubes of 4, Philly durations, offered load 0.15, 1500 jobs"),
     "load": (load, "RFold's mix, 16x16x16, cubes of 4, Philly durations, offered load 0.4, 1500 jobs"),
     "saturated": (saturated, "16x16x16, cubes of 4, Philly durations up to a week, 1200 jobs, 64 of them waiting"),
-    "completion": (completion, "RFold's mix, 4000 jobs, 4096 chips"),
     "philly": (philly, "111,539 jobs on 4096 chips"),
 }
 
