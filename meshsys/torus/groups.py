@@ -55,7 +55,7 @@ def seconds(placement: Placement, flow: Flow) -> float:
     return flow_seconds(flow, span(placement, flow.axes, flow.kind), chip)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def _span(placement: Placement, axes: tuple[str, ...], routed: bool) -> Span:
     topology = placement.topology
     inside = [AXES.index(name) for name in axes]

@@ -128,7 +128,7 @@ def place(topology: Topology, axes: Mapping[str, int], traffic: Iterable[Flow] =
     return _place(topology, tuple(sizes.items()), relevant(traffic, sizes))
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=128)
 def _place(topology: Topology, axes: tuple[tuple[str, int], ...], traffic: Traffic) -> Placement:
     sizes = dict(axes)
     assignment = assign(topology, [(name, size) for name, size in axes if size > 1], traffic)
