@@ -120,7 +120,9 @@ def _submitted(orders: Orders) -> Store:
     folder = Path(orders.cluster.state).expanduser()
     known: set[str] = set()
     if (folder / "cluster.db").exists():
-        known = {job.name for job in Store(folder).jobs()}
+        before = Store(folder)
+        known = {job.name for job in before.jobs()}
+        before.close()
     for spec in orders.specs:
         if spec.config and spec.name not in known:
             check_training(spec)
