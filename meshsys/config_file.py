@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 from meshsys import yaml_core
 from meshsys.errors import ConfigError
 
-__all__ = ["INT32_MAX", "Count", "Label", "Section", "Text", "load", "show_value"]
+__all__ = ["INT32_MAX", "Count", "Label", "Section", "Text", "load", "one_of", "show_value"]
 
 INT32_MAX = 2**31 - 1  # steps and positions are int32 on the devices
 
@@ -57,6 +57,15 @@ def load(kind: type[_Root], path: str | Path, overrides: Sequence[str] = (), *, 
         ConfigError: the first problem, in one line, with the nearest valid name or the valid choices.
     """
     return _Loader(kind, example).load(Path(path), overrides)
+
+
+def one_of(names: Collection[str], value: str, what: str) -> str:
+    """The value of a field whose choices are names; for field validators."""
+    if value not in names:
+        near = difflib.get_close_matches(value, names, 1)
+        hint = f"did you mean {near[0]}?" if near else f"use {', '.join(names)}"
+        raise ValueError(f"is not a {what}; {hint}")
+    return value
 
 
 def show_value(value: Any) -> str:

@@ -5,7 +5,6 @@ Times have their unit in their name. Whether a placement policy or a file exists
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from meshsys.cluster.queues import QUEUES
-from meshsys.config_file import INT32_MAX, Count, Label, Section, Text, load
+from meshsys.config_file import INT32_MAX, Count, Label, Section, Text, load, one_of
 
 __all__ = [
     "ClusterConfig",
@@ -214,11 +213,7 @@ class PolicyConfig(Section):
     @field_validator("queue")
     @classmethod
     def _is_a_queue(cls, queue: str) -> str:
-        if queue not in QUEUES:
-            near = difflib.get_close_matches(queue, QUEUES, 1)
-            hint = f"did you mean {near[0]}?" if near else f"use {', '.join(QUEUES)}"
-            raise ValueError(f"is not a queue; {hint}")
-        return queue
+        return one_of(QUEUES, queue, "queue")
 
     @property
     def reach(self) -> int | None:

@@ -5,7 +5,6 @@ A job is a training configuration, or any command. All is checked before anythin
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import os
@@ -23,7 +22,7 @@ from meshsys.cluster.pod import Pod
 from meshsys.cluster.policies import Policy
 from meshsys.cluster.store import JobSpec
 from meshsys.config import MeshAxes, load_config, to_yaml
-from meshsys.config_file import Label, Section, Text, load
+from meshsys.config_file import Label, Section, Text, load, one_of
 from meshsys.errors import ConfigError
 from meshsys.torus import Topology, TopologyError
 
@@ -60,11 +59,7 @@ class ExecutorConfig(Section):
     @field_validator("queue")
     @classmethod
     def _is_a_queue(cls, queue: str) -> str:
-        if queue not in QUEUES:
-            near = difflib.get_close_matches(queue, QUEUES, 1)
-            hint = f"did you mean {near[0]}?" if near else f"use {', '.join(QUEUES)}"
-            raise ValueError(f"is not a queue; {hint}")
-        return queue
+        return one_of(QUEUES, queue, "queue")
 
 
 class JobConfig(Section):
