@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, GetCoreSchemaHandler, field_validat
 from pydantic_core import CoreSchema
 
 from meshsys import yaml_core
-from meshsys.config_file import INT32_MAX, Count, Label, Section, Text, load, show_value
+from meshsys.config_file import INT32_MAX, Count, Label, Section, Text, Torus, load, show_value
 from models.config import ModelConfig
 
 __all__ = [
@@ -134,15 +134,8 @@ class MeshConfig(Section):
         axes: sizes of the mesh axes; a product below the torus's takes a sub-slice of it.
     """
 
-    topology: Label = "1"
+    topology: Torus = "1"
     axes: MeshAxes = Field(default_factory=MeshAxes)
-
-    @field_validator("topology")
-    @classmethod
-    def _is_a_torus(cls, topology: str) -> str:
-        if not re.fullmatch(r"([a-z][a-z0-9]*:)?[1-9][0-9]{0,8}(x[1-9][0-9]{0,8})*", topology):
-            raise ValueError("is not a torus; write sizes joined by `x`, as in 8, 2x2x2 or v5p:4x4x4")
-        return topology
 
 
 class SearchConfig(Section):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 import typing
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from pydantic_core import ErrorDetails
 from meshsys import yaml_core
 from meshsys.errors import ConfigError
 
-__all__ = ["INT32_MAX", "Count", "Label", "Section", "Text", "load", "one_of", "show_value"]
+__all__ = ["INT32_MAX", "Count", "Label", "Section", "Text", "Torus", "load", "one_of", "show_value"]
 
 INT32_MAX = 2**31 - 1  # steps and positions are int32 on the devices
 
@@ -34,6 +35,15 @@ def _without_zero_byte(text: str) -> str:
 Text = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_without_zero_byte)]
 # `mesh.topology: 8` and `run.name: 17` are numbers to YAML, and text to whoever wrote them.
 Label = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
+
+
+def _is_a_torus(topology: str) -> str:
+    if not re.fullmatch(r"([a-z][a-z0-9]*:)?[1-9][0-9]{0,8}(x[1-9][0-9]{0,8})*", topology):
+        raise ValueError("is not a torus; write sizes joined by `x`, as in 8, 2x2x2 or v5p:4x4x4")
+    return topology
+
+
+Torus = Annotated[Label, AfterValidator(_is_a_torus)]
 
 
 class Section(BaseModel):

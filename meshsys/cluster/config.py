@@ -5,7 +5,6 @@ Times have their unit in their name. Whether a placement policy or a file exists
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from meshsys.cluster.queues import QUEUES
-from meshsys.config_file import INT32_MAX, Count, Label, Section, Text, load, one_of
+from meshsys.config_file import INT32_MAX, Count, Label, Section, Text, Torus, load, one_of
 
 __all__ = [
     "ClusterConfig",
@@ -76,20 +75,13 @@ class ClusterConfig(Section):
         failures: chips that fail.
     """
 
-    topology: Label = "16x16x16"
+    topology: Torus = "16x16x16"
     cube: Count | None = None
     wiring: Literal["same_position", "any"] = "same_position"
     shared_links: bool = False
     reconfigure_seconds: Seconds = 0.0
     communication: float = Field(default=0.0, ge=0, le=1)
     failures: FailuresConfig = Field(default_factory=FailuresConfig)
-
-    @field_validator("topology")
-    @classmethod
-    def _is_a_torus(cls, topology: str) -> str:
-        if not re.fullmatch(r"([a-z][a-z0-9]*:)?[1-9][0-9]{0,8}(x[1-9][0-9]{0,8})*", topology):
-            raise ValueError("is not a torus; write sizes joined by `x`, as in 16x16x16 or v5p:8x8x8")
-        return topology
 
 
 class ElasticConfig(Section):
