@@ -203,12 +203,12 @@ def _check_names(store: Store, names: list[str]) -> None:
 
 
 def _nodes(store: Store, chips: list[str]) -> list[int]:
-    from meshsys.torus import Topology, TopologyError
+    from meshsys.cluster.status import topology_of
+    from meshsys.torus import TopologyError
 
-    cluster = json.loads(store.get("cluster") or "null")
-    if cluster is None:
+    topology = topology_of(store)
+    if topology is None:
         raise ConfigError(f"state={store.folder} has no torus yet; submit jobs first")
-    topology = Topology(Topology.parse(cluster["topology"]).shape)
     found = []
     for chip in chips:
         if not re.fullmatch(r"\d{1,6}(,\d{1,6})*", chip):
@@ -219,6 +219,6 @@ def _nodes(store: Store, chips: list[str]) -> list[int]:
             last = ",".join(str(side - 1) for side in topology.shape)
             first = ",".join("0" * topology.ndim)
             raise ConfigError(
-                f"CHIP={chip} is not on the torus {cluster['topology']}; its chips are {first} to {last}"
+                f"CHIP={chip} is not on the torus {topology}; its chips are {first} to {last}"
             ) from None
     return found

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
 from meshsys.arguments import command, number
 from meshsys.errors import ConfigError
+from meshsys.torus.shapes import dimension_names, read_shape
 
 if TYPE_CHECKING:
     from meshsys.cluster.grant import Grant
@@ -87,12 +89,10 @@ def _as_option(message: str) -> str:
 
 
 def _shape(text: str, pod: Pod) -> tuple[int, ...]:
-    if not re.fullmatch(r"[1-9]\d{0,5}(x[1-9]\d{0,5}){0,5}", text):
+    shape = read_shape(text)
+    if shape is None:
         raise ConfigError(f"--shape={text} is not a shape; write up to 6 sizes of at least 1, as in 4x4x8")
-    shape = tuple(map(int, text.split("x")))
-    size = 1
-    for side in shape:
-        size *= side
+    size = math.prod(shape)
     if size > pod.size:
         raise ConfigError(f"--shape={text} has {size} chips, but {_named(pod)} has {pod.size}; use a smaller shape")
     return shape
@@ -101,16 +101,12 @@ def _shape(text: str, pod: Pod) -> tuple[int, ...]:
 def _wrap(text: str, shape: tuple[int, ...]) -> tuple[bool, ...] | None:
     if not text:
         return None
-    names = _names(len(shape))
-    wanted = names if text == "all" else [name.strip() for name in text.split(",")]
+    names = dimension_names(len(shape))
+    wanted = list(names) if text == "all" else [name.strip() for name in text.split(",")]
     for name in wanted:
         if name not in names:
             raise ConfigError(f"--wrap={text}: the shape has no dimension {name!r}; it has {', '.join(names)}")
     return tuple(name in wanted for name in names)
-
-
-def _names(count: int) -> list[str]:
-    return ["xyz"[dim] if dim < 3 else f"d{dim}" for dim in range(count)]
 
 
 def _named(pod: Pod) -> str:
@@ -121,7 +117,7 @@ def _named(pod: Pod) -> str:
 
 
 def _found(pod: Pod, grant: Grant, policy: str, wrap: tuple[bool, ...] | None) -> dict[str, Any]:
-    names = _names(len(grant.shape))
+    names = dimension_names(len(grant.shape))
     return {
         "policy": policy,
         "topology": str(pod.topology),
@@ -129,7 +125,7 @@ def _found(pod: Pod, grant: Grant, policy: str, wrap: tuple[bool, ...] | None) -
         "wiring": pod.wiring if pod.cube else None,
         "shape": list(grant.shape),
         "fold": grant.fold,
-        "rotation": [_names(pod.ndim)[dim] for dim in grant.rotation],
+        "rotation": [dimension_names(pod.ndim)[dim] for dim in grant.rotation],
         "cubes": list(grant.cubes),
         "wrap_asked": [name for name, asked in zip(names, wrap or (), strict=False) if asked],
         "wrap": [name for name, ring in zip(names, grant.wrap, strict=True) if ring],
@@ -144,11 +140,12 @@ def _found(pod: Pod, grant: Grant, policy: str, wrap: tuple[bool, ...] | None) -
 
 def _text(pod: Pod, grant: Grant, policy: str, wrap: tuple[bool, ...] | None) -> str:
     found = _found(pod, grant, policy, wrap)
+    names = dimension_names(len(grant.shape))
     rows = {
         "policy": policy,
         "fold": grant.fold,
         "rotation": ", ".join(
-            f"{name} along {along}" for name, along in zip(_names(len(grant.shape)), found["rotation"], strict=False)
+            f"{name} along {along}" for name, along in zip(names, found["rotation"], strict=False)
         ),
         "cubes": ", ".join(map(str, grant.cubes)),
         "rings": ", ".join(found["wrap"]) or "none",

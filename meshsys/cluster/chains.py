@@ -22,11 +22,11 @@ from meshsys.cluster.cubes import Cubes, box_mask, packed
 from meshsys.cluster.folds import Product, products
 from meshsys.cluster.pieces import Pieces, distinct
 from meshsys.cluster.slots import Slots, slots_of
+from meshsys.torus.shapes import Shape
 
 __all__ = ["Chain", "Menu", "best_product", "chains", "menu"]
 
 Ints = NDArray[np.int64]
-Shape = tuple[int, ...]
 Wraps = tuple[bool, ...]
 Words = NDArray[np.uint64]
 

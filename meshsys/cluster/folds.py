@@ -21,12 +21,12 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from meshsys.torus.shapes import Shape, shape_text
 from meshsys.torus.walks import walk
 
 __all__ = ["Fold", "Product", "check_embedding", "embed", "most_links", "products"]
 
 Ints = NDArray[np.int64]
-Shape = tuple[int, ...]
 Wraps = tuple[bool, ...]
 
 _STEPS = 20_000
@@ -75,7 +75,7 @@ def embed(shape: Shape, wrap: Wraps, box: Shape, box_wrap: Wraps, steps: int = _
         best = max(ways, key=lambda product: product.rank)
         return Fold(best.places(), 1, True, best.how)
     found, proved = _decide(shape, wrap, box, box_wrap, steps)
-    name = "x".join(map(str, shape))
+    name = shape_text(shape)
     if found is not None:
         return Fold(found, 1, True, f"{name} in {'x'.join(map(str, box))}, by search")
     places, dilation = _nearest(shape, wrap, box, box_wrap)
@@ -171,7 +171,7 @@ class Product:
     @property
     def how(self) -> str:
         sides = ["*".join(str(atom.side) for atom in atoms) or "1" for atoms in self.atoms]
-        name = "x".join(map(str, self.shape))
+        name = shape_text(self.shape)
         folded = any(len(atoms) > 1 for atoms in self.atoms) or self.split
         return f"{name} = {' x '.join(sides)} in {'x'.join(map(str, self.box))}" if folded else name
 

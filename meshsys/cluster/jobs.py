@@ -25,6 +25,7 @@ from meshsys.config import MeshAxes, load_config, to_yaml
 from meshsys.config_file import Label, Section, Text, load, one_of
 from meshsys.errors import ConfigError
 from meshsys.torus import Topology, TopologyError
+from meshsys.torus.shapes import read_shape, shape_text
 
 __all__ = ["ExecutorConfig", "JobConfig", "JobsConfig", "Orders", "check_training", "load_jobs", "read_orders"]
 
@@ -102,9 +103,14 @@ class JobConfig(Section):
     @field_validator("shape")
     @classmethod
     def _is_a_shape(cls, shape: str | None) -> str | None:
-        if shape is not None and not re.fullmatch(r"[1-9]\d{0,5}(x[1-9]\d{0,5}){0,5}", shape):
+        if shape is not None and read_shape(shape) is None:
             raise ValueError("is not a shape; write up to 6 sizes of at least 1, as in 2x2")
         return shape
+
+    @property
+    def sides(self) -> tuple[int, ...] | None:
+        """`shape` as numbers."""
+        return None if self.shape is None else read_shape(self.shape)
 
 
 class JobsConfig(Section):
@@ -183,7 +189,7 @@ def read_orders(path: str | Path, overrides: Sequence[str] = ()) -> Orders:
                 raise ConfigError(f"{said}: its folder {spec.run_dir} is that of {other.name}; set another run.dir")
         if not empty.policy.possible(empty.pod, spec.shape):
             raise ConfigError(
-                f"{said}: shape={_text(spec.shape)} has no place on cluster.topology={raw.cluster.topology} with "
+                f"{said}: shape={shape_text(spec.shape)} has no place on cluster.topology={raw.cluster.topology} with "
                 f"cluster.policy={raw.cluster.policy}, even if all is free; use another shape or policy"
             )
         specs.append(spec)
@@ -225,12 +231,12 @@ def _command(job: JobConfig, said: str, pod: Pod) -> JobSpec:
     given = sorted(job.model_fields_set & {"overrides", "axes"})
     if given:
         raise ConfigError(f"{said}: {given[0]} is for training configurations; remove it, or set config")
-    if job.name is None or job.shape is None or not job.command:
-        missing = "name" if job.name is None else "shape" if job.shape is None else "command"
+    if job.name is None or job.sides is None or not job.command:
+        missing = "name" if job.name is None else "shape" if job.sides is None else "command"
         raise ConfigError(f"{said}: {missing} is missing or empty; a job with a command needs it")
     return JobSpec(
         name=job.name,
-        shape=_fits(tuple(map(int, job.shape.split("x"))), said, pod),
+        shape=_fits(job.sides, said, pod),
         command=job.command,
         config="",
         folder=os.getcwd(),
@@ -256,8 +262,8 @@ def _training(job: JobConfig, said: str, pod: Pod) -> JobSpec:
     if "axes" in job.model_fields_set:
         mesh = mesh.model_copy(update={"axes": job.axes})
     sizes = mesh.axes.model_dump()
-    if job.shape is not None:
-        shape = tuple(map(int, job.shape.split("x")))
+    if job.sides is not None:
+        shape = job.sides
     elif "axes" in job.model_fields_set:
         shape = tuple(size for size in sizes.values() if size > 1) or (1,)
     else:
@@ -267,12 +273,12 @@ def _training(job: JobConfig, said: str, pod: Pod) -> JobSpec:
     if used != devices:
         axes = ", ".join(f"mesh.axes.{name}={size}" for name, size in sizes.items() if size > 1) or "mesh.axes of 1"
         raise ConfigError(
-            f"{said}: {axes} use {used} device{'s' * (used != 1)}, but shape={_text(shape)} has {devices}; set axes "
-            f"whose product is {devices}, or a shape of {used}"
+            f"{said}: {axes} use {used} device{'s' * (used != 1)}, but shape={shape_text(shape)} has {devices}; set "
+            f"axes whose product is {devices}, or a shape of {used}"
         )
     run_dir = config.run_dir.absolute()
     run = config.run.model_copy(update={"dir": str(run_dir)})
-    mesh = mesh.model_copy(update={"topology": _text(shape)})
+    mesh = mesh.model_copy(update={"topology": shape_text(shape)})
     return JobSpec(
         name=config.run.name,
         shape=shape,
@@ -297,14 +303,11 @@ def _fits(shape: tuple[int, ...], said: str, pod: Pod) -> tuple[int, ...]:
     """Without needless dimensions of length 1."""
     if math.prod(shape) > pod.size:
         raise ConfigError(
-            f"{said}: shape={_text(shape)} has {math.prod(shape)} chips, but cluster.topology={pod.topology} has "
+            f"{said}: shape={shape_text(shape)} has {math.prod(shape)} chips, but cluster.topology={pod.topology} has "
             f"{pod.size}; use a smaller shape, or another topology"
         )
     return tuple(side for side in shape if side > 1) or (1,)
 
-
-def _text(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape))
 
 
 def _in_cluster(message: str) -> str:

@@ -140,13 +140,13 @@ def measure(outcome: Outcome, options: PolicyConfig) -> Metrics:
     """The numbers of one policy's run."""
     ended = np.isfinite(outcome.end)
     jct = (outcome.end - outcome.arrival)[ended] / 3600
-    waited = (outcome.blocked_resource + outcome.blocked_shape + outcome.blocked_order)[outcome.starts > 0] / 3600
+    began = outcome.starts > 0
+    waited = (outcome.blocked_resource + outcome.blocked_shape + outcome.blocked_order)[began] / 3600
     refused = int(outcome.refused.sum())
     jobs = len(outcome.workload)
     decisions = outcome.decisions * 1000
     first = float(outcome.arrival[0])
     last = float(outcome.end[ended].max()) if ended.any() else first
-    began = outcome.starts > 0
     series = outcome.series
     until = max(outcome.until, first)
     free = np.maximum(outcome.chips - series.used - series.failed, 0)

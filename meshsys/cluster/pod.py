@@ -25,6 +25,7 @@ from meshsys.cluster.cubes import Cubes
 from meshsys.cluster.grant import Grant
 from meshsys.errors import ConfigError
 from meshsys.torus import Topology
+from meshsys.torus.shapes import dimension_names
 
 __all__ = ["FAILED", "FREE", "Pod", "Wiring"]
 
@@ -200,7 +201,7 @@ class Pod:
         """A link for people: "link 1,0,3 +y", or "port 1,0,3 +y" where it leads to a switch."""
         down, rest = divmod(link, self.size * self.ndim)
         chip, dim = divmod(rest, self.ndim)
-        name = "xyz"[dim] if dim < 3 else f"d{dim}"
+        name = dimension_names(self.ndim)[dim]
         kind = "port" if self.is_port(link) else "link"
         return f"{kind} {','.join(map(str, self.coords[chip]))} {'-' if down else '+'}{name}"
 

@@ -18,6 +18,7 @@ from meshsys.cluster.pod_view import POD_SCRIPT, POD_STYLE
 from meshsys.cluster.simulator import Outcome
 from meshsys.report.charts import lines_chart
 from meshsys.report.style import SCRIPT, STYLE
+from meshsys.torus.shapes import shape_text
 
 __all__ = ["report_page"]
 
@@ -135,7 +136,7 @@ def _moment(when: float, owner: NDArray[np.int64], outcome: Outcome) -> dict[str
     """Hours, the jobs that run then, and for each chip its place in that list + 2; 0 failed, 1 free."""
     jobs = np.unique(owner[owner > 0])
     codes = np.where(owner < 0, 0, np.where(owner == 0, 1, np.searchsorted(jobs, owner) + 2))
-    shapes = ["x".join(map(str, outcome.workload.shapes[outcome.workload.shape[job - 1]])) for job in jobs.tolist()]
+    shapes = [shape_text(outcome.workload.shapes[outcome.workload.shape[job - 1]]) for job in jobs.tolist()]
     return {
         "hours": round(when / 3600, 2),
         "jobs": [[job, shape] for job, shape in zip(jobs.tolist(), shapes, strict=True)],

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from meshsys.cluster.grant import Grant
 from meshsys.cluster.pod import Pod
 from meshsys.torus import Topology, TopologyError
+from meshsys.torus.shapes import shape_text
 
 __all__ = ["COORDINATOR_PORT", "Slice", "cpu_environment", "slice_of", "tpu_environment"]
 
@@ -49,7 +50,7 @@ class Slice:
     @property
     def topology(self) -> str:
         """As `mesh.topology` takes it: with the pod's generation where that sells such slices."""
-        text = "x".join(map(str, self.shape))
+        text = shape_text(self.shape)
         if self.pod.generation:
             try:
                 return str(Topology(self.shape, self.pod.generation))

@@ -18,8 +18,9 @@ from meshsys.cluster.advance import Advance, advance
 from meshsys.cluster.executor import log_file, manager_pid
 from meshsys.cluster.store import ENDED, Job, Store
 from meshsys.torus import Topology
+from meshsys.torus.shapes import shape_text
 
-__all__ = ["LiveView", "PlainView", "make_view", "status_json", "status_text"]
+__all__ = ["LiveView", "PlainView", "make_view", "status_json", "status_text", "topology_of"]
 
 _MARKS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _COLOURS = {"done": "green", "failed": "red", "cancelled": "yellow", "running": "cyan", "starting": "cyan"}
@@ -29,7 +30,7 @@ _PLAIN_SECONDS = 10.0
 
 def status_json(store: Store) -> dict[str, Any]:
     """All that is known: the torus, its chips, the jobs, the manager."""
-    topology = _topology(store)
+    topology = topology_of(store)
     failed, jobs = store.failed(), store.jobs()
     coords = list(topology.coords()) if topology else []
     free, manager = _free(topology, jobs, failed), manager_pid(store)
@@ -82,7 +83,7 @@ def status_text(store: Store, width: int | None = None) -> str:
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
-def _topology(store: Store) -> Topology | None:
+def topology_of(store: Store) -> Topology | None:
     """Of chips; None before the first jobs came."""
     cluster = json.loads(store.get("cluster") or "null")
     return Topology(Topology.parse(cluster["topology"]).shape) if cluster else None
@@ -103,7 +104,7 @@ def _picture(store: Store, jobs: Sequence[Job], *, all_ended: bool) -> Group:
     table.add_column("note", overflow="ellipsis", no_wrap=not all_ended)
     ended = [job.id for job in jobs if job.state in ENDED]
     hidden = set() if all_ended else set(ended[: max(0, len(ended) - _SHOWN_ENDED)])
-    topology, failed = _topology(store), store.failed()
+    topology, failed = topology_of(store), store.failed()
     free = _free(topology, jobs, failed) if manager_pid(store) else None
     for job in jobs:
         if job.id not in hidden:
@@ -122,7 +123,7 @@ def _cells(job: Job, now: Advance) -> tuple[str, str, str]:
     """Slice, step and loss."""
     shape = job.grant["shape"] if job.grant else job.spec.shape
     step = f"{now.step}/{job.spec.steps}" if job.spec.steps else str(now.step or "")
-    return "x".join(map(str, shape)), step, "" if now.loss is None else f"{now.loss:.4f}"
+    return shape_text(shape), step, "" if now.loss is None else f"{now.loss:.4f}"
 
 
 def _note(job: Job, free: int | None) -> str:

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshsys.errors import ConfigError
+from meshsys.torus.shapes import Shape
 
 __all__ = ["FORMATS", "Shape", "TraceJob", "compact_shape", "read_durations", "read_mix", "read_trace"]
 
-Shape = tuple[int, ...]
 
 _MOST_CHIPS = 1 << 20
 

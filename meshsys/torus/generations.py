@@ -11,9 +11,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["GENERATIONS", "Chip", "Generation", "Shape"]
+from meshsys.torus.shapes import Shape
 
-Shape = tuple[int, ...]
+__all__ = ["GENERATIONS", "Chip", "Generation"]
+
 
 _CUBE = 4  # chips along the edge of a cube, the block that optical switches join
 _FULL = 16  # the length at which a dimension of a 2-D generation closes on itself

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from meshsys.torus.generations import GENERATIONS, Chip, Generation, Shape
+from meshsys.torus.generations import GENERATIONS, Chip, Generation
+from meshsys.torus.shapes import Shape, dimension_names, shape_text
 
 __all__ = ["Topology", "TopologyError"]
 
@@ -69,10 +70,10 @@ class Topology:
                 f"there are {', '.join(GENERATIONS)}, or write the sizes alone for chips of any kind"
             )
         if not self._kind.admits(self.shape):
-            near = [_text(shape) for shape in self._kind.nearest(self.shape)]
+            near = [shape_text(shape) for shape in self._kind.nearest(self.shape)]
             raise TopologyError(
                 f"mesh.topology={self} is not a shape of {self.generation} slices; the nearest are "
-                f"{', '.join(near)} (or write {_text(self.shape)} alone for chips of any kind)"
+                f"{', '.join(near)} (or write {shape_text(self.shape)} alone for chips of any kind)"
             )
 
     @classmethod
@@ -91,7 +92,7 @@ class Topology:
         return cls(tuple(int(size) for size in sizes.split("x")), generation or "")
 
     def __str__(self) -> str:
-        return f"{self.generation}:{_text(self.shape)}" if self.generation else _text(self.shape)
+        return f"{self.generation}:{shape_text(self.shape)}" if self.generation else shape_text(self.shape)
 
     @property
     def _kind(self) -> Generation:
@@ -115,7 +116,7 @@ class Topology:
     @property
     def names(self) -> tuple[str, ...]:
         """The dimensions' names: x, y, z, then d3, d4, ...; `core` for the cores of a chip."""
-        names = tuple("xyz"[i] if i < 3 else f"d{i}" for i in range(len(self.shape)))
+        names = dimension_names(len(self.shape))
         return names if self.cores == 1 else (*names, "core")
 
     @property
@@ -177,8 +178,5 @@ class Topology:
 
     def _check(self, coord: Sequence[int]) -> None:
         if len(coord) != self.ndim or not all(0 <= place < size for place, size in zip(coord, self.dims, strict=True)):
-            raise TopologyError(f"mesh.topology={self} has no node {tuple(coord)}; its nodes are {_text(self.dims)}")
-
-
-def _text(shape: Shape) -> str:
-    return "x".join(map(str, shape))
+            nodes = shape_text(self.dims)
+            raise TopologyError(f"mesh.topology={self} has no node {tuple(coord)}; its nodes are {nodes}")

@@ -23,6 +23,7 @@ from meshsys.cluster.slices import Slice, slice_of
 from meshsys.cluster.store import JobSpec
 from meshsys.errors import ConfigError
 from meshsys.torus import Topology, TopologyError
+from meshsys.torus.shapes import shape_text
 
 __all__ = [
     "Hardware",
@@ -94,7 +95,7 @@ class Order:
     @property
     def shape(self) -> str:
         """As in 2x2x4."""
-        return "x".join(map(str, self.topology.shape))
+        return shape_text(self.topology.shape)
 
     @property
     def chips(self) -> int:

@@ -16,6 +16,7 @@ from meshsys.cluster.grant import Grant
 from meshsys.cluster.jobs import Orders
 from meshsys.cluster.pod import Pod
 from meshsys.errors import ConfigError
+from meshsys.torus.shapes import shape_text
 
 __all__ = ["export"]
 
@@ -64,7 +65,7 @@ def _slice(job: Order, pod: Pod, grant: Grant, partitions: tuple[str, ...]) -> d
         "metadata": {"name": kubernetes_name(job.spec.name)},
         "spec": {
             "type": "tpu7x",
-            "topology": "x".join(map(str, sorted(job.topology.shape))),
+            "topology": shape_text(sorted(job.topology.shape)),
             "partitionIds": [partitions[cube] for cube in cubes.tolist()],
         },
     }

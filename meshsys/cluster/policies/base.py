@@ -7,10 +7,10 @@ from typing import Protocol, runtime_checkable
 
 from meshsys.cluster.grant import Grant
 from meshsys.cluster.pod import Pod
+from meshsys.torus.shapes import Shape
 
 __all__ = ["Cached", "Policy", "Shape", "Wrap"]
 
-Shape = tuple[int, ...]
 Wrap = tuple[bool, ...] | None
 
 

@@ -9,6 +9,7 @@ from meshsys.cluster.pod import Pod
 from meshsys.cluster.policies.base import Cached, Shape, Wrap
 from meshsys.cluster.policies.boxes import box_nodes, first_free, padded, rotations
 from meshsys.cluster.wiring import grant
+from meshsys.torus.shapes import shape_text
 
 __all__ = ["FirstFit"]
 
@@ -27,7 +28,7 @@ class FirstFit(Cached):
             corner = first_free(pod, box)
             if corner is not None:
                 nodes = np.transpose(box_nodes(pod, corner, box), rotation).reshape(shape)
-                found = grant(pod, nodes, wrap, "x".join(map(str, box)), rotation)
+                found = grant(pod, nodes, wrap, shape_text(box), rotation)
                 if pod.admits(found):
                     return found
         return None
