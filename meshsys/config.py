@@ -56,12 +56,26 @@ def _bytes_of(size: Any) -> int:
 
 
 class _FromMapping:
-    """Lets a strict model build its dataclass field from a mapping; the dataclass's own fields stay strict."""
+    """Lets a strict model build its dataclass field from mappings; the dataclasses' own fields stay strict."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         schema = handler(source)
-        cast(dict[str, Any], handler.resolve_ref_schema(schema))["strict"] = False
+        _open_dataclasses(schema, handler)
         return schema
+
+
+def _open_dataclasses(schema: Any, handler: GetCoreSchemaHandler) -> None:
+    """Lets every dataclass and tuple within a schema be built from YAML's mappings and lists."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "definition-ref":
+            schema = cast(dict[str, Any], handler.resolve_ref_schema(cast(CoreSchema, schema)))
+        if schema.get("type") in ("dataclass", "tuple"):
+            schema["strict"] = False
+        for part in list(schema.values()):
+            _open_dataclasses(part, handler)
+    elif isinstance(schema, list):
+        for part in schema:
+            _open_dataclasses(part, handler)
 
 
 class RunConfig(Section):

@@ -78,7 +78,7 @@ def around_traffic(config: Config, program: Program, x: jax.ShapeDtypeStruct) ->
 def layer_bytes(config: Config, x: jax.ShapeDtypeStruct) -> float:
     """One layer's weights in the compute dtype, a device's part along `tensor`."""
     model = config.model
-    attention = model.d_model * model.head_dim * (2 * model.heads + 2 * model.num_kv_heads)
+    attention = model.d_model * model.size_of_head * (2 * model.heads + 2 * model.num_kv_heads)
     weights = attention + 3 * model.d_model * model.d_ff
     return weights * x.dtype.itemsize / config.mesh.axes.tensor
 

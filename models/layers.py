@@ -24,7 +24,7 @@ _scaled_out = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal"
 
 def rotary_table(positions_BS: jax.Array, config: ModelConfig) -> tuple[jax.Array, jax.Array]:
     """Cosines and sines of the rotary angles, [B, S, H/2] each, float32 (Su et al. 2021)."""
-    half = config.head_dim // 2
+    half = config.size_of_head // 2
     frequency = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
     angle = positions_BS[..., None].astype(jnp.float32) * frequency[None, None]
     return jnp.cos(angle), jnp.sin(angle)
@@ -88,7 +88,7 @@ class Attention(nn.Module):
             The output [B, S, D], and the keys and values that were attended to.
         """
         config, dtype = self.config, jnp.dtype(self.config.dtype)
-        D, N, K, H = config.d_model, config.heads, config.num_kv_heads, config.head_dim
+        D, N, K, H = config.d_model, config.heads, config.num_kv_heads, config.size_of_head
 
         def weight(name: str, init: Any, shape: tuple[int, ...], axes: tuple[str, ...]) -> jax.Array:
             return parameter(self, name, init, shape, axes).astype(dtype)

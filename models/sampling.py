@@ -40,7 +40,7 @@ def sample(
     """
     places = _round_up(len(prompt) + max_tokens)
     config = decoder.config
-    shape = (config.layers, 1, places, config.num_kv_heads, config.head_dim)
+    shape = (config.layers, 1, places, config.num_kv_heads, config.size_of_head)
     cache = (jnp.zeros(shape, jnp.dtype(config.dtype)), jnp.zeros(shape, jnp.dtype(config.dtype)))
     padded = np.zeros((1, min(_round_up(len(prompt)), places)), np.int32)
     padded[0, : len(prompt)] = prompt

@@ -177,7 +177,7 @@ def _state(config: Config, vocabulary: int, fsdp: int, tensor: int, pipe: int) -
 
 
 def _layer_parameters(model: ModelConfig) -> int:
-    return model.d_model * (model.head_dim * (2 * model.heads + 2 * model.num_kv_heads) + 3 * model.d_ff)
+    return model.d_model * (model.size_of_head * (2 * model.heads + 2 * model.num_kv_heads) + 3 * model.d_ff)
 
 
 def _bound(config: Config, vocabulary: int, layout: LayoutPlan, chip: Chip) -> float:
@@ -185,7 +185,7 @@ def _bound(config: Config, vocabulary: int, layout: LayoutPlan, chip: Chip) -> f
     model, pipe = config.model, layout.pipe
     sequences = config.data.batch_size / (layout.data * layout.fsdp * layout.microbatches)
     tokens = sequences * config.data.sequence_length
-    attention = 4.0 * config.data.sequence_length * model.heads * model.head_dim
+    attention = 4.0 * config.data.sequence_length * model.heads * model.size_of_head
     layer = tokens * (2.0 * _layer_parameters(model) + attention) / layout.tensor
     head = tokens * 2.0 * model.d_model * vocabulary / layout.tensor
     passes = 4 if layout.remat == "full" else 3

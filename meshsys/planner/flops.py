@@ -15,7 +15,7 @@ def model_flops(assembly: Assembly) -> float:
     """
     config = assembly.config
     model, length = config.model, config.data.sequence_length
-    head_dim = model.head_dim
+    head_dim = model.size_of_head
     projections = model.d_model * head_dim * (2 * model.heads + 2 * model.num_kv_heads)
     layer = 2 * (projections + 3 * model.d_model * model.d_ff) + 2 * length * model.heads * head_dim
     token = model.layers * layer + 2 * model.d_model * model.vocab_size

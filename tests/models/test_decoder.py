@@ -65,7 +65,7 @@ def test_stories260k(shared):
         layers=layers, d_model=dim, heads=heads, kv_heads=kv_heads, d_ff=hidden, vocab_size=abs(vocab),
         tie_embeddings=vocab > 0,
     )  # fmt: skip
-    H, values = config.head_dim, np.frombuffer(raw, np.float32, offset=28)
+    H, values = config.size_of_head, np.frombuffer(raw, np.float32, offset=28)
 
     def take(*shape):
         nonlocal values
@@ -158,7 +158,7 @@ def test_a_cache_gives_the_same_hidden_states():
     context = decoder.prepare(batch)
     want = jax.jit(decoder.layer)(params, x, context, jnp.int32(0))
     step = jax.jit(decoder.layer_with_cache)
-    keys = values = jnp.zeros((1, S, BASE.num_kv_heads, BASE.head_dim))
+    keys = values = jnp.zeros((1, S, BASE.num_kv_heads, BASE.size_of_head))
     parts = []
     for start, end in [(0, 4), (4, 5), (5, 6), (6, 7)]:
         part = context._replace(
@@ -216,7 +216,7 @@ def test_axes_name_every_dimension(config):
     shapes = jax.eval_shape(decoder.init, jax.random.key(0))
     sizes = {
         "layers": config.layers, "embed": config.d_model, "norm": config.d_model, "heads": config.heads,
-        "kv_heads": config.num_kv_heads, "head_dim": config.head_dim, "mlp": config.d_ff, "vocab": V,
+        "kv_heads": config.num_kv_heads, "head_dim": config.size_of_head, "mlp": config.d_ff, "vocab": V,
     }  # fmt: skip
     axes = decoder.logical_axes()
     named = jax.tree.map(lambda names: tuple(sizes[n] for n in names), axes, is_leaf=lambda n: isinstance(n, tuple))

@@ -35,7 +35,7 @@ def attention(p, x, positions, segments, config):
         value = x @ p["value"][:, kv_head]
         for s in range(len(x)):
             seen = [t for t in range(s + 1) if segments[t] == segments[s]]
-            scores = np.array([query[s] @ key[t] / np.sqrt(config.head_dim) for t in seen])
+            scores = np.array([query[s] @ key[t] / np.sqrt(config.size_of_head) for t in seen])
             weights = np.exp(scores - scores.max())
             weights /= weights.sum()
             mixed = sum(weight * value[t] for weight, t in zip(weights, seen, strict=True))
