@@ -1,0 +1,54 @@
+"""Who may look where, as data: one program serves causal, windowed, packed and prefix masks.
+
+Shapes: B batch, S queries, T keys.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+__all__ = ["Mask", "causal_mask", "visible"]
+
+
+class Mask(NamedTuple):
+    """A query sees the keys of its own segment that are not after it, not beyond the window, or in the prefix.
+
+    Attributes:
+        query_place_BS, key_place_BT: int32, the place of each token in its row. Places need not ascend.
+        query_segment_BS, key_segment_BT: int32; tokens see their own segment alone. 0 is padding.
+        window: int32 scalar, how many places back a query sees, its own included; 0 or None is no limit. It may be
+            traced, as layers differ.
+        prefix_B: int32, every query of the row sees all keys of its segment at places below this, whatever the window
+            (prefix LM, Raffel et al. 2020); None is no prefix.
+    """
+
+    query_place_BS: jax.Array
+    key_place_BT: jax.Array
+    query_segment_BS: jax.Array
+    key_segment_BT: jax.Array
+    window: jax.Array | int | None = None
+    prefix_B: jax.Array | None = None
+
+
+def causal_mask(
+    segment_ids_BS: jax.Array, window: jax.Array | int | None = None, prefix_B: jax.Array | None = None
+) -> Mask:
+    """The mask of whole rows that attend to themselves, places from 0 on."""
+    segment_BS = segment_ids_BS.astype(jnp.int32)
+    place_BS = jnp.broadcast_to(jnp.arange(segment_BS.shape[1], dtype=jnp.int32), segment_BS.shape)
+    return Mask(place_BS, place_BS, segment_BS, segment_BS, window, prefix_B)
+
+
+def visible(mask: Mask) -> jax.Array:
+    """Whether each query may look at each key, bool [B, S, T]."""
+    distance_BST = mask.query_place_BS[:, :, None] - mask.key_place_BT[:, None, :]
+    seen_BST = distance_BST >= 0
+    if mask.window is not None:
+        window = jnp.asarray(mask.window, jnp.int32)
+        seen_BST &= (window == 0) | (distance_BST < window)
+    if mask.prefix_B is not None:
+        seen_BST |= (mask.key_place_BT < mask.prefix_B[:, None])[:, None, :]
+    return seen_BST & (mask.query_segment_BS[:, :, None] == mask.key_segment_BT[:, None, :])
