@@ -21,7 +21,7 @@ from meshsys.data import Tokenizer, check_source, load_tokenizer
 from meshsys.errors import ConfigError
 from meshsys.remat_choice import RematChoice, RematSpace, choose_remat
 from meshsys.searched import searched
-from meshsys.sharding import BATCH_AXES
+from meshsys.sharding import BATCH_AXES, manual_axes
 from meshsys.torus import Placement, Topology, TopologyError, Traffic, place
 from meshsys.traffic import training_traffic
 from models import SAVEABLE_NAMES, Decoder, ModelConfig
@@ -90,8 +90,8 @@ class Assembly:
         """F, I, W and B of each block, and R of layers where it is apart."""
         return {
             (name if block == "layer" else block, kind): action
-            for name, (remat, apart) in self.program.ways.items()
-            for (block, kind), action in block_actions(*_sizes(self.config), remat, apart).items()
+            for name, way in self.program.ways.items()
+            for (block, kind), action in block_actions(*_sizes(self.config), *way).items()
         }
 
 
@@ -112,7 +112,7 @@ def assemble(config: Config, *, poison: bool = False) -> Assembly:
     schedule = _schedule(config, costs, found)
     _check_costs(config, schedule, costs)
     decoder = Decoder(config.model)
-    model = pipeline_model(decoder)
+    model = pipeline_model(Decoder(config.model, manual_axes(config.mesh.axes.model_dump())))
     spread = config.pipeline.head == "vocab_parallel"
     remat: Remat | Sequence[Remat]
     if config.pipeline.remat == "auto":
@@ -122,7 +122,8 @@ def assemble(config: Config, *, poison: bool = False) -> Assembly:
         choice, remat = None, _remat(config)
         _check_remat(config, remat)
         schedule = _with_recompute(config, schedule, costs)
-    program = Program(schedule, config.model.layers, remat, vocab_parallel=spread, poison=poison)
+    layers, holders = config.model.layers, decoder.holders
+    program = Program(schedule, layers, remat, vocab_parallel=spread, holders=holders, poison=poison)
     splits = {name: cut_blocks(*_sizes(config), *way) for name, way in program.ways.items()}
     traffic = training_traffic(config, program, splits["layer"].x)
     placement = _place(config, traffic)
@@ -151,16 +152,19 @@ def _place(config: Config, traffic: Traffic = ()) -> Placement:
 
 def _check_axes(config: Config) -> None:
     axes, model = config.mesh.axes, config.model
-    if axes.expert > 1:
+    if axes.expert > 1 and model.moe is None:
         raise ConfigError(f"mesh.axes.expert={axes.expert}, but this model has no experts; set mesh.axes.expert=1")
-    if axes.context > 1:
+    length, shares = config.data.sequence_length, 2 * axes.context
+    if axes.context > 1 and length % shares:
         raise ConfigError(
-            f"mesh.axes.context={axes.context}: sequences are not divided among devices; set mesh.axes.context=1 and "
-            "use data, fsdp, tensor or pipe"
+            f"data.sequence_length={length} is not a multiple of 2 x mesh.axes.context = {shares}, by which sequences "
+            f"are divided; set data.sequence_length={length - length % shares or shares}"
         )
     for axis, option, size in (
         ("tensor", "model.heads", model.heads),
         ("tensor", "model.d_ff", model.d_ff),
+        ("tensor", "model.moe.d_ff", model.moe.d_ff if model.moe else 0),
+        ("expert", "model.moe.experts", model.moe.experts if model.moe else 0),
         ("fsdp", "model.d_model", model.d_model),
         ("pipe", "model.vocab_size", model.vocab_size if config.pipeline.head == "vocab_parallel" else 0),
     ):
@@ -289,7 +293,9 @@ def _check_batch(config: Config) -> None:
     shares = math.prod(getattr(config.mesh.axes, axis) for axis in BATCH_AXES)
     unit = microbatches * shares
     if batch % unit:
-        spread = f" x mesh.axes.data x mesh.axes.fsdp = {unit}" if shares > 1 else ""
+        axes = [axis for axis in BATCH_AXES if axis != "expert" or config.mesh.axes.expert > 1]
+        named = "".join(f" x mesh.axes.{axis}" for axis in axes)
+        spread = f"{named} = {unit}" if shares > 1 else ""
         below = batch - batch % unit
         choices = f"{below} or {below + unit}" if below else str(unit)
         raise ConfigError(
@@ -308,7 +314,7 @@ def _remat(config: Config) -> Remat:
 def _sizes(config: Config) -> tuple[ModelConfig, int, int]:
     """The model, and one device's share of a microbatch: sequences and their length."""
     shares = config.pipeline.microbatches * math.prod(getattr(config.mesh.axes, axis) for axis in BATCH_AXES)
-    return config.model, config.data.batch_size // shares, config.data.sequence_length
+    return config.model, config.data.batch_size // shares, config.data.sequence_length // config.mesh.axes.context
 
 
 def _check_remat(config: Config, remat: Remat) -> None:
@@ -327,7 +333,10 @@ def _check_remat(config: Config, remat: Remat) -> None:
 
 
 def _kept(config: Config, remat: Remat) -> set[str]:
-    return {crossing.name for crossing in cut_blocks(*_sizes(config), remat).layer.residuals}
+    decoder = Decoder(config.model)
+    signatures = {decoder.signature(layer) for layer in range(config.model.layers)}
+    cuts = [cut_blocks(*_sizes(config), remat, parts=parts) for parts in signatures]
+    return {crossing.name for cut in cuts for crossing in cut.layer.residuals}
 
 
 def _divisors(size: int, near: int) -> str:

@@ -17,10 +17,11 @@ import jax.numpy as jnp
 from meshsys.inputs import abstract_batch, abstract_layer, abstract_params
 from meshsys.working_set import working_set
 from models import Decoder, ModelConfig
+from models.parameters import trains
 from schedules.actions import Kind
 from schedules.backward import SplitBlock
 from schedules.flops import product_flops, product_traffic
-from schedules.pipeline_model import PipelineModel, SplitModel, split_model
+from schedules.pipeline_model import PipelineModel, SplitModel, cotangent, split_model
 from schedules.remat import Remat
 
 __all__ = ["BlockAction", "block_actions", "cut_blocks", "pipeline_model", "tensor_parts"]
@@ -31,15 +32,27 @@ PyTree = Any
 def pipeline_model(decoder: Decoder) -> PipelineModel:
     """The decoder as a schedule's program needs it."""
     blocks = (decoder.prepare, decoder.embed, decoder.layer, decoder.head, decoder.embed_part, decoder.head_part)
-    return PipelineModel(*blocks)
+    config = decoder.config
+    return PipelineModel(*blocks, trained=(lambda name: trains(config, name)) if config.lora else None)
 
 
 @lru_cache(maxsize=64)  # a search for a mesh asks for the same few over and over
-def cut_blocks(model: ModelConfig, sequences: int, length: int, remat: Remat, apart: bool = False) -> SplitModel:
-    """The blocks' backwards, cut under a policy, for `sequences` of `length` tokens; R apart or not."""
+def cut_blocks(
+    model: ModelConfig,
+    sequences: int,
+    length: int,
+    remat: Remat,
+    apart: bool = False,
+    parts: frozenset[str] = frozenset(),
+) -> SplitModel:
+    """The blocks' backwards, cut under a policy, for `sequences` of `length` tokens; R apart or not.
+
+    Args:
+        parts: what the layer has that others have not, see `schedules.program_tables.Way`.
+    """
     decoder = Decoder(model)
     params, key = abstract_params(decoder), jax.eval_shape(jax.random.key, 0)
-    layer, batch = abstract_layer(params), abstract_batch(sequences, length)
+    layer, batch = abstract_layer(decoder, params, parts), abstract_batch(sequences, length)
     return split_model(pipeline_model(decoder), layer, params["shared"], batch, key, remat, apart=apart)
 
 
@@ -88,19 +101,24 @@ class BlockAction:
 
 @lru_cache(maxsize=64)
 def block_actions(
-    model: ModelConfig, sequences: int, length: int, remat: Remat, apart: bool = False
+    model: ModelConfig,
+    sequences: int,
+    length: int,
+    remat: Remat,
+    apart: bool = False,
+    parts: frozenset[str] = frozenset(),
 ) -> Mapping[tuple[str, Kind], BlockAction]:
     """F, I, W and B of each block, and R of layers where it is apart."""
     decoder = Decoder(model)
-    blocks = cut_blocks(model, sequences, length, remat, apart)
+    blocks = cut_blocks(model, sequences, length, remat, apart, parts)
     params, key = abstract_params(decoder), jax.eval_shape(jax.random.key, 0)
     context = jax.eval_shape(decoder.prepare, abstract_batch(sequences, length), key)
     number = jax.ShapeDtypeStruct((), jnp.int32)
-    scale = jax.ShapeDtypeStruct((), jnp.float32)
+    scale, layer = jax.ShapeDtypeStruct((), jnp.float32), abstract_layer(decoder, params, parts)
     found: dict[tuple[str, Kind], BlockAction] = {}
     for name, block, own, x, aux, dy in (
         ("first", blocks.first, params["shared"], (), context, blocks.x),
-        ("layer", blocks.layer, abstract_layer(params), blocks.x, (context, number), blocks.x),
+        ("layer", blocks.layer, layer, blocks.x, (context, number), cotangent(blocks.layer, blocks.x, scale)),
         ("last", blocks.last, params["shared"], blocks.x, context, scale),
     ):
         found |= {(name, kind): action for kind, action in _of_block(block, own, x, aux, dy).items()}

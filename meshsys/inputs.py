@@ -23,9 +23,15 @@ def abstract_params(decoder: Decoder) -> PyTree:
     return jax.eval_shape(lambda key: decoder.cast(decoder.init(key)), jax.eval_shape(jax.random.key, 0))
 
 
-def abstract_layer(params: PyTree) -> PyTree:
-    """Shapes of one layer's parameters."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params["layers"])
+def abstract_layer(decoder: Decoder, params: PyTree, parts: frozenset[str] = frozenset()) -> PyTree:
+    """Shapes of one layer's parameters: what every layer has, and these parts."""
+    everywhere = decoder.config.layers
+    layers = {
+        name: part
+        for name, part in params["layers"].items()
+        if name in parts or len(decoder.holders[name]) == everywhere
+    }
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), layers)
 
 
 def abstract_batch(*shape: int, sharding: Any = None) -> Batch:

@@ -16,6 +16,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshsys.assemble import Assembly
+from meshsys.blocks import pipeline_model
+from meshsys.errors import ConfigError
 from meshsys.inputs import abstract_params, random_batch
 from meshsys.sharding import BATCH_AXES
 from meshsys.stage_actions import StageActions
@@ -94,6 +96,12 @@ def measure(assembly: Assembly, rounds: int = 7) -> Measured:
         rounds: samples of each action; they take turns, so that a slow moment of the machine hits all alike.
     """
     layout = assembly.program.layout
+    if layout.part_places:
+        layers = assembly.config.model.moe
+        raise ConfigError(
+            f"model.moe.dense_layers={list(layers.dense_layers) if layers else []} makes layers of two kinds, and stages "
+            "are measured with one; leave it out to measure, or give pipeline.costs yourself"
+        )
     spread = assembly.program.vocab_parallel
     kinds = tuple(
         (first and not spread, count, last and not spread)
@@ -139,7 +147,8 @@ def _calls(
     weights = {"shared": params["shared"], "layers": layers}
     # Where some stages have R apart, all are measured so.
     split = next((one for one in assembly.splits.values() if one.layer.recomputed), assembly.splits["layer"])
-    actions = StageActions(assembly.model, split, count, first, last, jax.random.key(0), unroll)
+    model = pipeline_model(assembly.decoder)  # of one device, whatever axes the blocks of the program know
+    actions = StageActions(model, split, (split.layer,) * count, first, last, jax.random.key(0), unroll)
     programs: dict[str, Any] = {}
 
     def run(name: str, function: Callable, *given: PyTree, **options: Any) -> PyTree:

@@ -26,7 +26,7 @@ def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
     """Clipping, then AdamW (Loshchilov and Hutter 2019) up to the factor -learning_rate, which the step applies.
 
     The state has the same form with and without clipping, so that a run can be resumed with the other.
-    Norm scales do not decay.
+    Norm scales and biases do not decay.
     """
     clip = optax.clip_by_global_norm(config.gradient_clip) if config.gradient_clip else optax.identity()
     return optax.chain(
@@ -37,4 +37,4 @@ def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
 
 
 def _decays(params: Any) -> Any:
-    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key != "scale", params)
+    return jax.tree_util.tree_map_with_path(lambda path, _: not path[-1].key.endswith(("scale", "bias")), params)

@@ -12,7 +12,9 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-__all__ = ["BATCH_AXES", "RULES", "canonical_specs", "named", "training_specs"]
+from models import ManualAxes
+
+__all__ = ["BATCH_AXES", "KEPT_AXES", "RULES", "canonical_specs", "manual_axes", "named", "training_specs"]
 
 PyTree = Any
 
@@ -21,13 +23,22 @@ RULES: Mapping[str, tuple[str, ...]] = {
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
     "mlp": ("tensor",),
+    "expert": ("expert",),
     # Embedding and head are at the ends of the pipeline; between steps every rank keeps a part of them.
     "vocab": ("pipe", "tensor"),
 }
 """Mesh axes of each logical axis, the outermost first; an axis that does not divide the dimension is left out."""
 
-BATCH_AXES = ("data", "fsdp")
+BATCH_AXES = ("data", "fsdp", "expert")
 """Mesh axes that divide the sequences of a microbatch."""
+
+KEPT_AXES = ("expert",)
+"""Mesh axes over which layers stay sharded while they run."""
+
+
+def manual_axes(sizes: Mapping[str, int]) -> ManualAxes:
+    """The axes that a model's blocks know of, where they divide anything."""
+    return ManualAxes(**{name: name if sizes[name] > 1 else None for name in ("expert", "context")})
 
 
 def training_specs(axes: PyTree, shapes: PyTree, sizes: Mapping[str, int]) -> PyTree:

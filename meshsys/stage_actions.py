@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from schedules.backward import SplitBlock
-from schedules.pipeline_model import PipelineModel, SplitModel
+from schedules.pipeline_model import PipelineModel, SplitModel, cotangent
 
 __all__ = ["Job", "StageActions"]
 
@@ -37,8 +38,8 @@ class StageActions:
     `{"shared": ..., "layers": ...}`, where the stage's layers are a tuple, or without `unroll` stacked, [count, ...].
 
     Attributes:
-        blocks: the model's blocks, cut for the microbatch's shape.
-        count: the stage's layers.
+        blocks: the model's blocks, cut for the microbatch's shape; embedding and head are taken from them.
+        layers: the stage's layers, cut; the same for all unless they are separate code.
         first: whether it has the embedding.
         last: whether it has the head; its output is then the loss.
         key: of the model's randomness.
@@ -47,7 +48,7 @@ class StageActions:
 
     model: PipelineModel
     blocks: SplitModel
-    count: int
+    layers: tuple[SplitBlock, ...]
     first: bool
     last: bool
     key: PyTree
@@ -73,10 +74,12 @@ class StageActions:
         if self.first:
             x, left["first"] = self.blocks.first.forward(weights["shared"], (), context)
 
-        def layer(x: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
-            return self.blocks.layer.forward(params, x, self._aux(context))
+        def layer(block: SplitBlock, x: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
+            (x, loss), residuals = block.forward(params, x, self._aux(context))
+            return x, (residuals, loss)
 
-        x, left["layers"] = self._over_layers(layer, x, weights["layers"])
+        x, made = self._over_layers(layer, x, weights["layers"])
+        left["layers"] = tuple(one[0] for one in made) if self.unroll else made[0]
         if self.last:
             x, left["last"] = self.blocks.last.forward(weights["shared"], x, context)
         return x, left
@@ -85,8 +88,8 @@ class StageActions:
         """Returns, for each layer, the recomputed values; none unless the blocks have R apart."""
         context = self._context(microbatch)
 
-        def layer(_: PyTree, params: PyTree, left: PyTree) -> tuple[PyTree, PyTree]:
-            return (), self.blocks.layer.recompute(params, self._aux(context), left)
+        def layer(block: SplitBlock, _: PyTree, params: PyTree, left: PyTree) -> tuple[PyTree, PyTree]:
+            return (), block.recompute(params, self._aux(context), left)
 
         return self._over_layers(layer, (), weights["layers"], left["layers"])[1]
 
@@ -110,9 +113,9 @@ class StageActions:
         """Returns the gradients of the weights, a tree for each block that the stage has."""
         context = self._context(microbatch)
 
-        def layer(_: PyTree, *one: PyTree) -> tuple[PyTree, PyTree]:
+        def layer(block: SplitBlock, _: PyTree, *one: PyTree) -> tuple[PyTree, PyTree]:
             params, left, again, stash = one
-            return (), self.blocks.layer.weight_gradient(params, self._aux(context), left, stash, again)
+            return (), block.weight_gradient(params, self._aux(context), left, stash, again)
 
         _, layers = self._over_layers(layer, (), weights["layers"], left["layers"], again, stash["layers"])
         grads = {"layers": layers}
@@ -130,8 +133,9 @@ class StageActions:
             dx, stash = block.input_gradient(params, aux, left, dy, again)
             return dx, finish(block, params, aux, left, stash, again)
 
-        def layer(dy: PyTree, params: PyTree, left: PyTree, again: PyTree) -> tuple[PyTree, PyTree]:
-            return one(self.blocks.layer, dy, params, self._aux(context), left, again)
+        def layer(block: SplitBlock, dy: PyTree, params: PyTree, left: PyTree, again: PyTree) -> tuple[PyTree, PyTree]:
+            dy = cotangent(block, dy, jnp.ones((), jnp.float32))
+            return one(block, dy, params, self._aux(context), left, again)
 
         if self.last:
             dy, found["last"] = one(self.blocks.last, dy, weights["shared"], context, left["last"])
@@ -147,11 +151,12 @@ class StageActions:
         return context, jnp.zeros((), jnp.int32)  # the layer's number, which only seeds its dropout
 
     def _over_layers(self, body: Callable, carry: PyTree, *given: PyTree, reverse: bool = False) -> tuple:
-        """`carry, out = body(carry, *part of given)` for each layer; returns the carry and all that came out."""
-        if not self.unroll:
-            return jax.lax.scan(lambda carry, one: body(carry, *one), carry, given, self.count, reverse=reverse)
-        order = range(self.count)
-        found = [None] * self.count
-        for place in reversed(order) if reverse else order:
-            carry, found[place] = body(carry, *(part[place] for part in given))
+        """`carry, out = body(block, carry, *part of given)` for each layer; returns the carry and all that came out."""
+        count = len(self.layers)
+        if not self.unroll and count:
+            each = partial(body, self.layers[0])
+            return jax.lax.scan(lambda carry, one: each(carry, *one), carry, given, count, reverse=reverse)
+        found: list[PyTree] = [None] * count
+        for place in reversed(range(count)) if reverse else range(count):
+            carry, found[place] = body(self.layers[place], carry, *(part[place] for part in given))
         return carry, tuple(found)

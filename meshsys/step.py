@@ -19,8 +19,10 @@ from meshsys import data
 from meshsys.assemble import Assembly
 from meshsys.inputs import abstract_batch
 from meshsys.optimizer import learning_rate, make_optimizer
-from meshsys.sharding import BATCH_AXES, canonical_specs, named, training_specs
+from meshsys.sharding import BATCH_AXES, KEPT_AXES, canonical_specs, named, training_specs
 from models import Batch
+from models.parallel import zigzag_order
+from schedules.collectives import is_spec
 from schedules.program import compiler_options
 
 __all__ = ["Metrics", "State", "Step"]
@@ -78,30 +80,32 @@ class Step:
         shapes = jax.eval_shape(decoder.init, jax.eval_shape(jax.random.key, 0))
         self._specs = training_specs(axes, shapes, assembly.axes)
         self._layout = layout
-        self.shardings = self._state_shardings(
-            self._specs, jax.eval_shape(lambda params: self._staged(params), shapes)
-        )
+        self.shardings = self._state_shardings(self._specs, jax.eval_shape(lambda params: self._staged(params), shapes))
         self._canonical_shardings = self._state_shardings(canonical_specs(axes, shapes, assembly.axes), shapes)
         self._canonical_shapes = jax.eval_shape(self._new_state, shapes)
         replicated = NamedSharding(mesh, PartitionSpec())
-        self._batch_sharding = NamedSharding(mesh, PartitionSpec(None, BATCH_AXES))
+        self._context = assembly.axes["context"]
+        rows = PartitionSpec(None, BATCH_AXES)
+        tokens = PartitionSpec(None, BATCH_AXES, "context")
+        specs: Any = Batch(tokens, tokens, tokens, tokens, tokens, rows)  # type: ignore[arg-type]
+        self._batch_sharding: Any = named(mesh, specs)
         self._rows_sharding = NamedSharding(mesh, PartitionSpec(None, "pipe"))
         self._compiled: dict[str, jax.stages.Compiled] = {}
         jit = partial(jax.jit, compiler_options=compiler_options(mesh))
-        options: Any = {"batch_axes": BATCH_AXES, "gather": config.pipeline.fsdp_gather}
+        options: Any = {"batch_axes": BATCH_AXES, "keep": KEPT_AXES, "gather": config.pipeline.fsdp_gather}
+        options["context_axis"] = "context" if self._context > 1 else None
         if self._streams:
             start, run = assembly.program.stream(assembly.model, mesh, self._specs, **options)
             self._carry: PyTree = None
             self._in_flight: Batch | None = None
-            self._carry_sharding = NamedSharding(mesh, PartitionSpec(("pipe", *BATCH_AXES)))
+            context = ("context",) if self._context > 1 else ()
+            self._carry_sharding = NamedSharding(mesh, PartitionSpec(("pipe", *BATCH_AXES, *context)))
             self._start = jit(self._on_both(start), out_shardings=self._carry_sharding)
-            results = replicated, named(mesh, self._specs), self._carry_sharding
+            results = replicated, named(mesh, self._trained(self._specs)), self._carry_sharding
             self._run = jit(self._on_both(run), donate_argnums=4, out_shardings=results)
             self._optimize = jax.jit(self._update, donate_argnums=0, out_shardings=(self.shardings, replicated))
         else:
-            self._gradients = gradients or assembly.program.value_and_grad(
-                assembly.model, mesh, self._specs, **options
-            )
+            self._gradients = gradients or assembly.program.value_and_grad(assembly.model, mesh, self._specs, **options)
             self._run = jit(self._step, donate_argnums=0, out_shardings=(self.shardings, replicated))
 
     # --- State ----------------------------------------------------------------------------------------------
@@ -120,9 +124,7 @@ class Step:
 
     def to_canonical(self, state: State) -> State:
         """The state by global layer, as checkpoints hold it."""
-        return jax.jit(
-            lambda state: _on_layers(state, self._layout.to_layers), out_shardings=self._canonical_shardings
-        )(state)
+        return jax.jit(lambda state: _on_layers(state, self._to_layers), out_shardings=self._canonical_shardings)(state)
 
     def canonical(self, *, previous: bool) -> State:
         """Shapes and shardings of a state by global layer, with or without what a schedule without a flush adds."""
@@ -134,23 +136,37 @@ class Step:
         """The state in training form; what was in flight under another schedule is left out."""
         last = state.params if state.previous is None else state.previous
         state = state._replace(previous=last if self._streams else None)
-        return jax.jit(lambda state: _on_layers(state, self._layout.to_stages), out_shardings=self.shardings)(state)
+        return jax.jit(lambda state: _on_layers(state, self._to_stages), out_shardings=self.shardings)(state)
 
     def _staged(self, params: PyTree) -> PyTree:
-        return _on_layers(params, self._layout.to_stages)
+        return _on_layers(params, self._to_stages)
+
+    def _to_stages(self, part: str, leaf: jax.Array) -> jax.Array:
+        return self._layout.part(part).to_stages(leaf)
+
+    def _to_layers(self, part: str, leaf: jax.Array) -> jax.Array:
+        return self._layout.part(part).to_layers(leaf)
 
     def _new_state(self, params: PyTree) -> State:
         previous = params if self._streams else None
-        return State(jnp.zeros((), jnp.int32), params, self._optimizer.init(params), previous)
+        return State(jnp.zeros((), jnp.int32), params, self._optimizer.init(self._optimized(params)), previous)
+
+    def _trained(self, params: PyTree) -> PyTree:
+        """The parameters, or what stands in their place, that have gradients; None for the others."""
+        return self.assembly.model.only_trained(params)
+
+    def _optimized(self, params: PyTree) -> PyTree:
+        """Of these, those that the optimizer moves: routers' biases follow their load instead."""
+        return _without(self._trained(params), "router_bias")
 
     def _state_shardings(self, specs: PyTree, params: PyTree) -> State:
         replicated: Any = PartitionSpec()
-        opt_state = jax.eval_shape(self._optimizer.init, params)
+        opt_state = jax.eval_shape(self._optimizer.init, self._optimized(params))
         opt_specs = optax.tree.map_params(
             self._optimizer,
             lambda _, spec: spec,
             opt_state,
-            specs,
+            self._optimized(specs),
             transform_non_params=lambda _: replicated,
         )
         return named(self.mesh, State(replicated, specs, opt_specs, specs if self._streams else None))
@@ -187,7 +203,7 @@ class Step:
         if self._streams:
             state, batch, *rest = self.abstract_arguments()
             loss, grads, _ = jax.eval_shape(self._run, state, batch, *rest)
-            grads = _structs(grads, named(self.mesh, self._specs))
+            grads = _structs(grads, named(self.mesh, self._trained(self._specs)))
             loss = _structs(loss, NamedSharding(self.mesh, PartitionSpec()))
             self._compiled["start"] = self._start.lower(state, batch, batch).compile()
             self._compiled["optimize"] = self._optimize.lower(state, loss, grads, batch).compile()
@@ -202,7 +218,7 @@ class Step:
         state = _structs(state, self.shardings)
         config = self.assembly.config
         shape = config.pipeline.microbatches, self.assembly.microbatch_size, config.data.sequence_length
-        batch = abstract_batch(*shape, sharding=self._batch_sharding)
+        batch = _structs(abstract_batch(*shape), self._batch_sharding)
         rows = _structs(self.assembly.program.rows(), self._rows_sharding)
         if not self._streams:
             return state, batch, rows
@@ -220,12 +236,15 @@ class Step:
             batch.index_B,
         )
         microbatches = self.assembly.config.pipeline.microbatches
+        order = zigzag_order(self.assembly.config.data.sequence_length, self._context)
 
-        def one(field: np.ndarray) -> jax.Array:
+        def one(field: np.ndarray, sharding: NamedSharding) -> jax.Array:
             whole = field.reshape(microbatches, -1, *field.shape[1:])
-            return jax.make_array_from_callback(whole.shape, self._batch_sharding, lambda index: whole[index])
+            if self._context > 1 and whole.ndim > 2:
+                whole = whole[:, :, order]
+            return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 
-        return Batch(*map(one, fields))
+        return Batch(*map(one, fields, self._batch_sharding))
 
     def _step(self, state: State, batch: Batch, rows: PyTree) -> tuple[State, Metrics]:
         params = self.assembly.decoder.cast(state.params)
@@ -246,21 +265,26 @@ class Step:
         return on_both
 
     def _dropout_key(self, step: jax.Array) -> jax.Array | None:
-        config = self.assembly.config
-        key = jax.random.fold_in(jax.random.key(config.run.seed), 1) if config.model.dropout else None
+        config, lora = self.assembly.config, self.assembly.config.model.lora
+        drops = config.model.dropout or (lora and lora.dropout)
+        key = jax.random.fold_in(jax.random.key(config.run.seed), 1) if drops else None
         return None if key is None else jax.random.fold_in(key, step)
 
     def _update(self, state: State, loss: jax.Array, grads: PyTree, batch: Batch) -> tuple[State, Metrics]:
         config = self.assembly.config
+        loads, grads = grads, _without(grads, "router_bias")
         squares = _on_layers(grads, _squares_by_layer, otherwise=lambda grad: jnp.sum(jnp.square(grad)))
         grad_norm = jnp.sqrt(sum(jnp.sum(leaf) for leaf in jax.tree.leaves(squares)))
         finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-        grads = jax.tree.map(lambda grad, param: grad.astype(param.dtype), grads, state.params)
+        params = self._optimized(state.params)
+        grads = jax.tree.map(lambda grad, param: grad.astype(param.dtype), grads, params)
         rate = jnp.asarray(learning_rate(config.train)(state.step.astype(jnp.float32)), jnp.float32)
         with jax.numpy_dtype_promotion("standard"):  # optax raises a float to an integer power
-            updates, opt_state = self._optimizer.update(grads, state.opt_state, state.params)
+            updates, opt_state = self._optimizer.update(grads, state.opt_state, params)
         updates = jax.tree.map(lambda update: -rate.astype(update.dtype) * update, updates)
-        updated = state._replace(params=optax.apply_updates(state.params, updates), opt_state=opt_state)
+        if config.model.moe and config.model.moe.router_bias:
+            updates = _balanced(updates, loads, config.model.moe.bias_rate)
+        updated = state._replace(params=_updated(state.params, updates), opt_state=opt_state)
         kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, state)
         kept = kept._replace(previous=state.params if self._streams else None)
         metrics = Metrics(
@@ -276,7 +300,7 @@ class Step:
     def first_nonfinite(self, metrics: Metrics) -> str:
         """The loss where it is not finite, and the first parameter whose gradient is not: "layers.3.mlp.gate"."""
         found = [] if np.isfinite(metrics.loss) else ["the loss"]
-        layers = _on_layers(metrics.squares, self._layout.to_layers)
+        layers = _on_layers(metrics.squares, self._to_layers)
         for path, leaf in jax.tree_util.tree_leaves_with_path(jax.device_get(layers)):
             name = [part.key for part in path]
             bad = np.flatnonzero(~np.isfinite(np.asarray(leaf).reshape(-1)))
@@ -300,16 +324,51 @@ def _scale(batch: Batch) -> jax.Array:
     return 1.0 / jnp.maximum(batch.weights.sum(), 1.0)
 
 
-def _squares_by_layer(grads: PyTree) -> PyTree:
-    return jax.tree.map(lambda grad: jnp.sum(jnp.square(grad), axis=tuple(range(3, grad.ndim))), grads)
+def _squares_by_layer(_: str, grad: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.square(grad), axis=tuple(range(3, grad.ndim)))
 
 
-def _on_layers(tree: PyTree, on_layers: Callable[[PyTree], PyTree], otherwise: Callable | None = None) -> PyTree:
-    """Applies a function to every leaf below a "layers" key, of parameters or of an optimizer's state."""
+def _without(params: PyTree, name: str) -> PyTree:
+    """The tree with None in place of parameters of this name."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: None if path[-1].key == name else leaf, params, is_leaf=is_spec
+    )
+
+
+def _balanced(updates: PyTree, loads: PyTree, rate: float) -> PyTree:
+    """Updates with those of the routers' biases: against the sign of the load's excess (Wang et al. 2024)."""
+
+    def leaf(path: tuple, update: jax.Array | None, load: jax.Array | None) -> jax.Array | None:
+        return -rate * jnp.sign(load) if load is not None and path[-1].key == "router_bias" else update
+
+    return jax.tree_util.tree_map_with_path(leaf, updates, loads, is_leaf=_is_none)
+
+
+def _updated(params: PyTree, updates: PyTree) -> PyTree:
+    """Parameters with their updates added; those without one stay."""
+
+    def leaf(update: jax.Array | None, param: jax.Array) -> jax.Array:
+        return param if update is None else param + update.astype(param.dtype)
+
+    return jax.tree.map(leaf, updates, params, is_leaf=_is_none)
+
+
+def _is_none(leaf: Any) -> bool:
+    return leaf is None
+
+
+def _on_layers(
+    tree: PyTree, on_layers: Callable[[str, Any], Any], otherwise: Callable[[Any], Any] | None = None
+) -> PyTree:
+    """Applies a function of its part's name and itself to every leaf below a "layers" key.
+
+    The tree is of parameters or an optimizer's state.
+    """
 
     def leaf(path: tuple, value: Any) -> Any:
-        if any(getattr(part, "key", None) == "layers" for part in path):
-            return on_layers(value)
+        keys: list[Any] = [getattr(part, "key", None) for part in path]
+        if "layers" in keys:
+            return on_layers(keys[keys.index("layers") + 1], value)
         return value if otherwise is None else otherwise(value)
 
     return jax.tree_util.tree_map_with_path(leaf, tree)

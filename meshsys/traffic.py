@@ -10,7 +10,7 @@ from meshsys.torus import Flow, Traffic
 from models import count_parameters
 from schedules.actions import Kind
 from schedules.program import Program
-from schedules.remat import Remat
+from schedules.program_tables import Way
 from schedules.slots import TickTable
 
 __all__ = ["action_traffic", "around_traffic", "end_bytes", "layer_bytes", "sent_traffic", "training_traffic"]
@@ -38,14 +38,13 @@ def training_traffic(config: Config, program: Program, x: jax.ShapeDtypeStruct) 
     return tuple(Flow(*key, count) for key, count in total.items() if count)
 
 
-def action_traffic(config: Config, x: jax.ShapeDtypeStruct, kind: Kind, way: tuple[Remat, bool]) -> Traffic:
+def action_traffic(config: Config, x: jax.ShapeDtypeStruct, kind: Kind, way: Way) -> Traffic:
     """One layer's action: sums over `tensor`, and its weights gathered over `fsdp` where that is done in every tick.
 
     Args:
-        way: the layer's remat, and whether its recomputation is in R.
+        way: how the layer is treated.
     """
-    remat, apart = way
-    again = remat.kind != "none" and kind in (Kind.I, Kind.B) and not apart
+    again = way.remat.kind != "none" and kind in (Kind.I, Kind.B) and not way.apart
     found = [Flow("all-reduce", ("tensor",), _bytes(x), _SUMS[kind] + again)]
     if config.pipeline.fsdp_gather == "tick":
         weights = layer_bytes(config, x)
@@ -91,14 +90,15 @@ def end_bytes(config: Config, x: jax.ShapeDtypeStruct) -> float:
 
 def _on_rank(config: Config, program: Program, x: jax.ShapeDtypeStruct, rank: int) -> list[Traffic]:
     table, found = program.table, []
-    layers = [count for _, count, _ in program.layout.kinds()]
     for number, kind in enumerate(TickTable.KINDS):
         if kind is None:
             continue
         for stage in set(table.stage[table.kind[:, rank] == number, rank].tolist()):
-            runs = int(((table.kind[:, rank] == number) & (table.stage[:, rank] == stage)).sum()) * layers[stage]
-            each = action_traffic(config, x, kind, program.ways[program.block_of[stage]])
-            found.append(tuple(Flow(flow.kind, flow.axes, flow.bytes, flow.count * runs) for flow in each))
+            times = int(((table.kind[:, rank] == number) & (table.stage[:, rank] == stage)).sum())
+            for run in program.runs[stage]:
+                each = action_traffic(config, x, kind, program.ways[run.block])
+                count = times * run.count
+                found.append(tuple(Flow(flow.kind, flow.axes, flow.bytes, flow.count * count) for flow in each))
     return found
 
 

@@ -2,5 +2,6 @@
 
 from models.config import ModelConfig
 from models.decoder import SAVEABLE_NAMES, Batch, Decoder, count_parameters
+from models.parallel import ManualAxes
 
-__all__ = ["SAVEABLE_NAMES", "Batch", "Decoder", "ModelConfig", "count_parameters"]
+__all__ = ["SAVEABLE_NAMES", "Batch", "Decoder", "ManualAxes", "ModelConfig", "count_parameters"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -324,13 +325,13 @@ class ModelConfig:
         return tuple(self.rope_pattern[n % len(self.rope_pattern)] for n in range(self.layers))
 
 
-def _at_least(prefix: str, record: object, least: dict[str, float]) -> None:
+def _at_least(prefix: str, record: object, least: Mapping[str, float]) -> None:
     for name, bound in least.items():
         if getattr(record, name) < bound:
             raise ValueError(f"model.{prefix}{name}={getattr(record, name)} must be at least {bound:g}; raise it")
 
 
-def _at_most(prefix: str, record: object, most: dict[str, float]) -> None:
+def _at_most(prefix: str, record: object, most: Mapping[str, float]) -> None:
     for name, bound in most.items():
         if getattr(record, name) > bound:
             shown = f"{bound}" if isinstance(bound, int) else f"{bound:g}"

@@ -1,39 +1,50 @@
-"""A Llama-style decoder as three blocks: embedding, layer, output head.
+"""A decoder as three blocks: embedding, layer, output head.
 
 Everything is a pure function over parameter pytrees:
 
-    {"shared": {"embed": ..., "head": ...}, "layers": {...}}
+    {"shared": {"embed": ..., "head": ...}, "layers": {"attention": ..., "mlp": ..., "moe": ..., ...}}
 
-where every leaf of "layers" has a leading axis of global layer numbers. The same three block functions serve
-the whole model (`loss`, `forward`), the pipeline compiler, which runs them stage by stage, and the sampler.
+where every leaf of "layers" has a leading axis over the layers that hold it (`Decoder.holders`). The same three block
+functions serve the whole model (`loss_sum`, `forward`), the pipeline compiler, which runs them stage by stage, and the
+sampler.
 
 Shapes: B batch, S sequence, T keys, D d_model, V vocabulary, L layers.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from models.attention import Mask, causal_mask
 from models.config import ModelConfig
-from models.layers import Attention, Mlp, RmsNorm, dropout, parameter, rotary_table
+from models.dropout import Noise
+from models.layers import Attention, Cache, Mlp, RmsNorm, Seen
+from models.moe import Moe
+from models.parallel import WHOLE, ManualAxes, zigzag_order
+from models.parameters import parameter
+from models.rotary import Rotary, rotary_table
 
 __all__ = [
     "SAVEABLE_NAMES",
     "Batch",
+    "Context",
     "Decoder",
+    "Run",
     "count_parameters",
 ]
 
 SAVEABLE_NAMES = ("query_proj", "key_proj", "value_proj", "context", "out_proj", "mlpwi_0", "mlpwi_1", "mlpwo")
 """What `pipeline.remat=names:...` can keep; the names are MaxText's."""
 
-_HIDDEN = -1e30  # finite, so that a row which may look nowhere gives no NaN
+_UNCAST = ("scale", "router", "router_bias")
 
 PyTree = Any
 
@@ -54,12 +65,40 @@ class Batch(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What every block of one microbatch needs and none differentiates."""
+    """What every block of one microbatch needs and none differentiates.
+
+    Attributes:
+        rotary: tables of the positions.
+        local_rotary: those of layers with a window, where they differ.
+        mask: who sees whom in a layer without a window.
+        key: of the step's dropout.
+    """
 
     batch: Batch
-    rotary: tuple[jax.Array, jax.Array]
-    bias_BST: jax.Array
+    rotary: Rotary
+    local_rotary: Rotary | None
+    mask: Mask
     key: jax.Array | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """Layers `first` to `first + count - 1`, which have the same parts.
+
+    Attributes:
+        holds: of each part of "layers" that they have, where in its stack the first of them is.
+    """
+
+    first: int
+    count: int
+    holds: Mapping[str, int]
+
+    def take(self, layers: Mapping[str, PyTree]) -> dict[str, PyTree]:
+        """The run's own parameters, [count, ...]."""
+        return {
+            name: jax.tree.map(lambda leaf, start=start: leaf[start : start + self.count], layers[name])
+            for name, start in self.holds.items()
+        }
 
 
 class _Embed(nn.Module):
@@ -67,27 +106,43 @@ class _Embed(nn.Module):
 
     @nn.compact
     def __call__(self, tokens_BS: jax.Array) -> jax.Array:
-        config = self.config
-        init = nn.initializers.normal(config.d_model**-0.5)
+        config, dtype = self.config, jnp.dtype(self.config.dtype)
+        init = nn.initializers.normal(1.0 if config.scale_embeddings else config.d_model**-0.5)
         table_VD = parameter(self, "embedding", init, (config.vocab_size, config.d_model), ("vocab", "embed"))
-        return table_VD.astype(jnp.dtype(config.dtype))[tokens_BS]
+        x_BSD = table_VD.astype(dtype)[tokens_BS]
+        return x_BSD * jnp.asarray(config.d_model**0.5, dtype) if config.scale_embeddings else x_BSD
 
 
 class _Layer(nn.Module):
     config: ModelConfig
+    kind: str
+    manual: ManualAxes = WHOLE
 
     @nn.compact
     def __call__(
-        self, x_BSD: jax.Array, context: Context, layer: jax.Array, cache: Any = None
-    ) -> tuple[jax.Array, Any]:
-        rate, key, sequence_B = self.config.dropout, context.key, context.batch.sequence
-        keys = (None, None) if rate == 0.0 or key is None else jax.random.split(jax.random.fold_in(key, layer))
-        normed = RmsNorm(self.config, name="attention_norm")(x_BSD)
-        attended, cache = Attention(self.config, name="attention")(normed, context.rotary, context.bias_BST, cache)
-        x_BSD = x_BSD + dropout(attended, rate, keys[0], sequence_B)
-        normed = RmsNorm(self.config, name="mlp_norm")(x_BSD)
-        mlp = Mlp(self.config, name="mlp")(normed)
-        return x_BSD + dropout(mlp, rate, keys[1], sequence_B), cache
+        self, x_BSD: jax.Array, seen: Seen, noise: Noise | None, batch: Batch, cache: Cache | None = None
+    ) -> tuple[jax.Array, jax.Array | None, tuple[jax.Array, jax.Array]]:
+        """Returns the stream, the router's loss (None without experts), and the keys and values attended to."""
+        config = self.config
+        before, after = config.norm_placement != "post", config.norm_placement != "pre"
+
+        def normed(name: str, is_there: bool, x: jax.Array) -> jax.Array:
+            return RmsNorm(config, name=name)(x) if is_there else x
+
+        def added(name: str, y_BSD: jax.Array) -> jax.Array:
+            y_BSD = normed(f"{name}_post_norm", after, y_BSD)
+            return x_BSD + (y_BSD if noise is None else noise.drop(y_BSD, config.dropout, name))
+
+        y_BSD, cache_out = Attention(config, self.manual, name="attention")(
+            normed("attention_norm", before, x_BSD), seen, noise, cache
+        )
+        x_BSD = added("attention", y_BSD)
+        y_BSD, loss = normed("mlp_norm", before, x_BSD), None
+        if self.kind == "dense":
+            y_BSD = Mlp(config, name="mlp")(y_BSD, noise)
+        else:
+            y_BSD, loss = Moe(config, self.manual, name="moe")(y_BSD, batch.weights, batch.segment_ids)
+        return added("mlp", y_BSD), loss, cache_out
 
 
 class _Head(nn.Module):
@@ -101,45 +156,114 @@ class _Head(nn.Module):
         if table_VD is None:
             init = nn.initializers.lecun_normal()
             kernel_DV = parameter(self, "kernel", init, (config.d_model, config.vocab_size), ("embed", "vocab"))
-            kernel_DV = kernel_DV.astype(x_BSD.dtype)
-            return jnp.einsum("BSD,DV->BSV", x_BSD, kernel_DV, preferred_element_type=jnp.float32)
-        table_VD = table_VD.astype(x_BSD.dtype)
-        return jnp.einsum("BSD,VD->BSV", x_BSD, table_VD, preferred_element_type=jnp.float32)
+            equation, table = "BSD,DV->BSV", kernel_DV.astype(x_BSD.dtype)
+        else:
+            frozen = config.lora is not None
+            equation, table = "BSD,VD->BSV", jax.lax.stop_gradient(table_VD) if frozen else table_VD
+        logits_BSV = jnp.einsum(equation, x_BSD, table.astype(x_BSD.dtype), preferred_element_type=jnp.float32)
+        cap = config.logits_softcap
+        return cap * jnp.tanh(logits_BSV / cap) if cap else logits_BSV
 
 
 class Decoder:
-    """The blocks of one model configuration; holds no parameters."""
+    """The blocks of one model configuration; holds no parameters.
 
-    def __init__(self, config: ModelConfig):
+    Args:
+        manual: mesh axes that are bound around the blocks, which have a device's part of experts and sequences then.
+    """
+
+    def __init__(self, config: ModelConfig, manual: ManualAxes = WHOLE):
         if config.vocab_size < 1:
             raise ValueError("model.vocab_size=0 must be set, or taken from the tokenizer, before a model is built")
-        self.config = config
-        self._embed, self._layer, self._head = _Embed(config), _Layer(config), _Head(config)
+        self.config, self.manual = config, manual
+        self._embed, self._head = _Embed(config), _Head(config)
+        self._layers = {kind: _Layer(config, kind, manual) for kind in sorted(set(config.kinds))}
+
+    # --- What the layers hold ---------------------------------------------------------------------------------
+
+    @cached_property
+    def holders(self) -> Mapping[str, tuple[int, ...]]:
+        """The layers that hold each part of "layers", in the order of their leading axis."""
+        parts = {kind: jax.eval_shape(partial(self._init_layer, kind), _abstract_key(), 0) for kind in self._layers}
+        names = sorted({name for part in parts.values() for name in part})
+        return {
+            name: tuple(layer for layer, kind in enumerate(self.config.kinds) if name in parts[kind]) for name in names
+        }
+
+    def signature(self, layer: int) -> frozenset[str]:
+        """The parts of a layer that are not in every layer."""
+        return frozenset(
+            name for name, layers in self.holders.items() if layer in layers and len(layers) < self.config.layers
+        )
+
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        """All layers, as runs of the same kind."""
+        found, first = [], 0
+        for _, group in groupby(self.config.kinds):
+            count = len(list(group))
+            holds = {name: layers.index(first) for name, layers in self.holders.items() if first in layers}
+            found.append(Run(first, count, holds))
+            first += count
+        return tuple(found)
 
     # --- Blocks ---------------------------------------------------------------------------------------------
 
     def prepare(self, batch: Batch, key: jax.Array | None = None) -> Context:
         """What all blocks of a batch share: rotary tables, mask, dropout key of the step."""
-        segment = batch.segment_ids
-        position = jnp.arange(segment.shape[1], dtype=jnp.int32)
-        visible = segment[:, :, None] == segment[:, None, :]
-        visible &= (position[:, None] >= position[None, :])[None]
-        bias = jnp.where(visible, 0.0, _HIDDEN).astype(jnp.float32)
-        return Context(batch, rotary_table(batch.positions, self.config), bias, key)
+        config = self.config
+        rotary = rotary_table(batch.positions, config)
+        local = rotary_table(batch.positions, config, local=True) if config.rope_local_theta else None
+        mask = causal_mask(batch.segment_ids)
+        if self.manual.context:
+            place_BS = jnp.broadcast_to(self._places(batch)[0][None], batch.tokens.shape)
+            mask = mask._replace(query_place_BS=place_BS, key_place_BT=place_BS)
+        return Context(batch, rotary, local, mask, key)
 
     def embed(self, shared: PyTree, context: Context) -> jax.Array:
         """Token embeddings, [B, S, D] in the compute dtype."""
         return _apply(self._embed, shared["embed"], context.batch.tokens)
 
-    def layer(self, params: PyTree, x_BSD: jax.Array, context: Context, layer: jax.Array) -> jax.Array:
-        """One decoder layer; `layer` is its global number (int32 scalar), which selects the dropout key."""
-        return _apply(self._layer, params, x_BSD, context, layer)[0]
+    def layer(
+        self, params: PyTree, x_BSD: jax.Array, context: Context, layer: jax.Array
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """One decoder layer; `layer` is its global number (int32 scalar).
+
+        Returns:
+            The stream, and what the layer adds to `head`'s loss: its router's, or None without experts.
+        """
+        seen, noise = self.seen(context, layer), self._noise(context, layer)
+        return _apply(self._module(params), params, x_BSD, seen, noise, context.batch)[:2]
 
     def layer_with_cache(
-        self, params: PyTree, x_BSD: jax.Array, context: Context, cache: tuple
+        self, params: PyTree, x_BSD: jax.Array, context: Context, cache: Cache, layer: jax.Array
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        """One decoder layer over a cache `(keys_BTKH, values_BTKH, start)`; returns output, keys and values."""
-        return _apply(self._layer, params, x_BSD, context, jnp.zeros((), jnp.int32), cache)
+        """One decoder layer over a cache; returns its output, keys and values."""
+        seen = self.seen(context, layer)
+        x_BSD, _, cached = _apply(self._module(params), params, x_BSD, seen, None, context.batch, cache)
+        return x_BSD, cached
+
+    def seen(self, context: Context, layer: jax.Array) -> Seen:
+        """What attention goes by in a layer: its window and its rotary positions."""
+        config, mask, rotary = self.config, context.mask, context.rotary
+
+        def chosen(options: tuple[Any, ...], pick: Any) -> Any:
+            """`pick(option)` of the layer: one value if all layers have the same, else one that follows `layer`."""
+            if len(set(options)) == 1:
+                return pick(options[0])
+            unique = sorted(set(options))
+            index = jnp.asarray([unique.index(option) for option in options], jnp.int32)[layer]
+            return jax.tree.map(lambda *values: jax.lax.select_n(index, *values), *map(pick, unique))
+
+        if any(config.windows):
+            mask = mask._replace(window=chosen(config.windows, lambda window: jnp.asarray(window, jnp.int32)))
+        if context.local_rotary is not None:
+            has_window = tuple(map(bool, config.windows))
+            rotary = chosen(has_window, lambda local: context.local_rotary if local else context.rotary)
+        if not any(config.rotary):
+            return Seen(mask, None)
+        still = jnp.ones_like(rotary[0]), jnp.zeros_like(rotary[1])
+        return Seen(mask, chosen(config.rotary, lambda turns: rotary if turns else still))
 
     def logits(self, shared: PyTree, x_BSD: jax.Array) -> jax.Array:
         """Output layer, float32 [B, S, V]."""
@@ -151,6 +275,23 @@ class Decoder:
         logits_BSV = self.logits(shared, x_BSD)
         picked_BS = jnp.take_along_axis(logits_BSV, context.batch.targets[..., None], axis=-1)[..., 0]
         return jnp.sum((jax.nn.logsumexp(logits_BSV, axis=-1) - picked_BS) * context.batch.weights)
+
+    def _module(self, params: PyTree) -> _Layer:
+        return self._layers["moe" if "moe" in params else "dense"]
+
+    def _noise(self, context: Context, layer: jax.Array) -> Noise | None:
+        config = self.config
+        if context.key is None or not (config.dropout or (config.lora and config.lora.dropout)):
+            return None
+        places = self._places(context.batch) if self.manual.context else (None, 0)
+        return Noise(jax.random.fold_in(context.key, layer), context.batch.sequence, *places)
+
+    def _places(self, batch: Batch) -> tuple[jax.Array, int]:
+        """Which of a sequence's places this device has, and how many there are."""
+        axis, here = self.manual.context, batch.tokens.shape[1]
+        parts = jax.lax.axis_size(axis)
+        order = jnp.asarray(zigzag_order(here * parts, parts))
+        return jax.lax.dynamic_slice_in_dim(order, jax.lax.axis_index(axis) * here, here), here * parts
 
     # --- Embedding and head over a part of the vocabulary ---------------------------------------------------
 
@@ -202,11 +343,11 @@ class Decoder:
         return nn.meta.unbox(self._boxed(key))
 
     def cast(self, params: PyTree) -> PyTree:
-        """Parameters as the computation reads them: in the compute dtype, norm scales as they are."""
+        """Parameters as the computation reads them: in the compute dtype, norms and routers as they are."""
         dtype = jnp.dtype(self.config.dtype)
 
         def leaf(path: tuple, value: jax.Array) -> jax.Array:
-            return value if path[-1].key == "scale" else value.astype(dtype)
+            return value if path[-1].key in _UNCAST else value.astype(dtype)
 
         return jax.tree_util.tree_map_with_path(leaf, params)
 
@@ -221,33 +362,51 @@ class Decoder:
     def _boxed(self, key: jax.Array) -> PyTree:
         config = self.config
         tokens = jnp.zeros((1, 1), jnp.int32)
-        batch = Batch(tokens, tokens, tokens, tokens, jnp.zeros((1, 1)), jnp.zeros((1,), jnp.int32))
-        context = self.prepare(batch)
         x = jnp.zeros((1, 1, config.d_model), jnp.dtype(config.dtype))
         embed_key, head_key, layers_key = jax.random.split(key, 3)
         embed = self._embed.init(embed_key, tokens)["params"]
         table = jnp.zeros((config.vocab_size, config.d_model)) if config.tie_embeddings else None
         head = self._head.init(head_key, x, table)["params"]
-        number = jnp.arange(config.layers, dtype=jnp.int32)
+        layers = {}
+        for name, numbers in self.holders.items():
+            kinds = sorted({config.kinds[number] for number in numbers})
 
-        def one_layer(number: jax.Array) -> PyTree:
-            return self._layer.init(jax.random.fold_in(layers_key, number), x, context, number)["params"]
+            def part(kind: str, number: jax.Array, name: str = name) -> PyTree:
+                return self._init_layer(kind, layers_key, number)[name]
 
-        return {"shared": {"embed": embed, "head": head}, "layers": jax.vmap(one_layer)(number)}
+            # A part that several kinds hold is the same in each.
+            layers[name] = jax.vmap(partial(part, kinds[0]))(jnp.asarray(numbers, jnp.int32))
+        return {"shared": {"embed": embed, "head": head}, "layers": layers}
 
-    def hidden(self, params: PyTree, context: Context) -> jax.Array:
-        """The residual stream after the last layer, [B, S, D]."""
+    def _init_layer(self, kind: str, key: jax.Array, number: Any) -> PyTree:
+        """A layer's parameters, with their logical axes; they depend on the key and the layer's number alone."""
+        tokens, weights = jnp.zeros((1, 1), jnp.int32), jnp.zeros((1, 1), jnp.float32)
+        batch = Batch(tokens, tokens, tokens, tokens, weights, jnp.zeros((1,), jnp.int32))
+        context = Decoder(self.config).prepare(batch)
+        x = jnp.zeros((1, 1, self.config.d_model), jnp.dtype(self.config.dtype))
+        seen = Seen(context.mask, context.rotary if any(self.config.rotary) else None)
+        module = _Layer(self.config, kind)
+        return module.init(jax.random.fold_in(key, number), x, seen, None, batch)["params"]
 
-        def body(x_BSD: jax.Array, xs: tuple) -> tuple[jax.Array, None]:
-            return self.layer(xs[0], x_BSD, context, xs[1]), None
+    def hidden(self, params: PyTree, context: Context) -> tuple[jax.Array, jax.Array]:
+        """The residual stream after the last layer, [B, S, D], and the sum of the routers' losses."""
 
-        number = jnp.arange(self.config.layers, dtype=jnp.int32)
-        return jax.lax.scan(body, self.embed(params["shared"], context), (params["layers"], number))[0]
+        def body(carry: tuple, xs: tuple) -> tuple[tuple, None]:
+            x_BSD, total = carry
+            x_BSD, loss = self.layer(xs[0], x_BSD, context, xs[1])
+            return (x_BSD, total if loss is None else total + loss), None
+
+        carry = self.embed(params["shared"], context), jnp.zeros((), jnp.float32)
+        for run in self.runs:
+            number = jnp.arange(run.first, run.first + run.count, dtype=jnp.int32)
+            carry, _ = jax.lax.scan(body, carry, (run.take(params["layers"]), number))
+        return carry
 
     def loss_sum(self, params: PyTree, batch: Batch, key: jax.Array | None = None) -> jax.Array:
-        """Weighted sum of the negative log-likelihood of a batch, unpipelined."""
+        """Weighted sum of the negative log-likelihood of a batch and of its routers' losses, unpipelined."""
         context = self.prepare(batch, key)
-        return self.head(params["shared"], self.hidden(params, context), context)
+        x_BSD, loss = self.hidden(params, context)
+        return self.head(params["shared"], x_BSD, context) + loss
 
     def forward(self, params: PyTree, tokens_BS: jax.Array, mask_BS: jax.Array | None = None) -> jax.Array:
         """Logits of whole sequences, float32 [B, S, V].
@@ -260,11 +419,15 @@ class Decoder:
         zeros = jnp.zeros(tokens_BS.shape, jnp.float32)
         sequence = jnp.arange(tokens_BS.shape[0], dtype=jnp.int32)
         context = self.prepare(Batch(tokens_BS, tokens_BS, positions, mask_BS, zeros, sequence))
-        return self.logits(params["shared"], self.hidden(params, context))
+        return self.logits(params["shared"], self.hidden(params, context)[0])
 
 
 def _apply(module: nn.Module, params: PyTree, *args: Any) -> Any:
     return module.apply({"params": params}, *args)
+
+
+def _abstract_key() -> Any:
+    return jax.eval_shape(jax.random.key, 0)
 
 
 def _is_a(kind: type, leaf: Any) -> bool:

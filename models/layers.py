@@ -1,140 +1,182 @@
 """The parts of a decoder layer, as flax modules.
 
-Shapes: B batch, S sequence, D d_model, F d_ff, N query heads, K key-value heads, G query heads a key-value
-head (N = K G), H head_dim, T keys.
+Shapes: B batch, S sequence, D d_model, F d_ff, N query heads, K key-value heads, H size of a query's head, V size of a
+value's head, R rank of a latent, T keys.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from models.config import ModelConfig
+from models.attention import Mask, attend
+from models.config import LatentAttention, ModelConfig
+from models.dropout import Noise
+from models.parallel import WHOLE, ManualAxes
+from models.parameters import parameter, projected
+from models.rotary import Rotary, rotate
 
-__all__ = ["Attention", "Mlp", "RmsNorm", "dropout", "parameter", "rotary_table"]
+__all__ = ["Attention", "Cache", "Mlp", "RmsNorm", "Seen"]
 
-_scaled = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal", in_axis=0, out_axis=(-2, -1))
-_scaled_2d = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
-_scaled_out = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal", in_axis=(0, 1), out_axis=-1)
-
-
-def rotary_table(positions_BS: jax.Array, config: ModelConfig) -> tuple[jax.Array, jax.Array]:
-    """Cosines and sines of the rotary angles, [B, S, H/2] each, float32 (Su et al. 2021)."""
-    half = config.size_of_head // 2
-    frequency = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle = positions_BS[..., None].astype(jnp.float32) * frequency[None, None]
-    return jnp.cos(angle), jnp.sin(angle)
+Cache = tuple[jax.Array, jax.Array, jax.Array]
+"""Keys [B, T, K, H], values [B, T, K, V], and the place from which new ones are written."""
 
 
-def _rotate(x_BSNH: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotates the pairs (i, i + H/2) of each head, the halves convention of Hugging Face checkpoints."""
-    first, second = jnp.split(x_BSNH, 2, axis=-1)
-    cos, sin = cos[:, :, None].astype(x_BSNH.dtype), sin[:, :, None].astype(x_BSNH.dtype)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+class Seen(NamedTuple):
+    """What attention in one layer goes by.
 
+    Attributes:
+        mask: who sees whom.
+        rotary: tables of the positions; None where a layer has none.
+    """
 
-def dropout(x_BSD: jax.Array, rate: float, key: jax.Array | None, sequence_B: jax.Array) -> jax.Array:
-    """Drops elements by a mask that depends on the key and the sequence's index in the global batch alone."""
-    if rate == 0.0 or key is None:
-        return x_BSD
-    keys_B = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, sequence_B)
-    keep = jax.vmap(lambda k: jax.random.bernoulli(k, 1.0 - rate, x_BSD.shape[1:]))(keys_B)
-    return jnp.where(keep, x_BSD / (1.0 - rate), jnp.zeros_like(x_BSD))
-
-
-def parameter(module: Any, name: str, init: Any, shape: tuple[int, ...], axes: tuple[str, ...]) -> jax.Array:
-    """A module's parameter with its logical axis names, in the configured dtype."""
-    return module.param(name, nn.with_logical_partitioning(init, axes), shape, jnp.dtype(module.config.param_dtype))
+    mask: Mask
+    rotary: Rotary | None
 
 
 class RmsNorm(nn.Module):
-    """Root-mean-square normalisation with a learned scale (Zhang and Sennrich 2019), computed in float32."""
+    """Root-mean-square normalisation with a learned scale (Zhang and Sennrich 2019), computed in float32.
+
+    Attributes:
+        axes: logical names of the dimensions, the last ones, that are normalised together.
+    """
 
     config: ModelConfig
+    axes: tuple[str, ...] = ("norm",)
 
     @nn.compact
-    def __call__(self, x_BSD: jax.Array) -> jax.Array:
-        scale_D = parameter(self, "scale", nn.initializers.ones_init(), (x_BSD.shape[-1],), ("norm",))
-        x32 = x_BSD.astype(jnp.float32)
-        inverse = jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + self.config.norm_epsilon)
-        return (x32 * inverse * scale_D.astype(jnp.float32)[None, None]).astype(x_BSD.dtype)
+    def __call__(self, x: jax.Array) -> jax.Array:
+        config, count = self.config, len(self.axes)
+        init = nn.initializers.zeros_init() if config.norm_plus_one else nn.initializers.ones_init()
+        scale = parameter(self, "scale", init, x.shape[-count:], self.axes).astype(jnp.float32)
+        scale = scale.reshape((1,) * (x.ndim - count) + scale.shape)
+        x32 = x.astype(jnp.float32)
+        mean = jnp.mean(jnp.square(x32), axis=tuple(range(-count, 0)), keepdims=True)
+        x32 = x32 * jax.lax.rsqrt(mean + config.norm_epsilon)
+        return (x32 * (1.0 + scale if config.norm_plus_one else scale)).astype(x.dtype)
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with rotary positions (Ainslie et al. 2023)."""
+    """Grouped-query attention (Ainslie et al. 2023), or latent attention (DeepSeek-V2), with rotary positions."""
 
     config: ModelConfig
+    manual: ManualAxes = WHOLE
 
     @nn.compact
     def __call__(
-        self,
-        x_BSD: jax.Array,
-        rotary: tuple[jax.Array, jax.Array],
-        bias_BST: jax.Array,
-        cache: Any = None,
-    ) -> tuple[jax.Array, Any]:
+        self, x_BSD: jax.Array, seen: Seen, noise: Noise | None = None, cache: Cache | None = None
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         """Attends within the sequence, or over a cache.
-
-        Args:
-            rotary: tables of the queries' positions.
-            bias_BST: added to the scores, float32: 0 where a query may look, very negative elsewhere.
-            cache: None, or `(keys_BTKH, values_BTKH, start)`: the new keys and values are written at `start`.
 
         Returns:
             The output [B, S, D], and the keys and values that were attended to.
         """
-        config, dtype = self.config, jnp.dtype(self.config.dtype)
-        D, N, K, H = config.d_model, config.heads, config.num_kv_heads, config.size_of_head
-
-        def weight(name: str, init: Any, shape: tuple[int, ...], axes: tuple[str, ...]) -> jax.Array:
-            return parameter(self, name, init, shape, axes).astype(dtype)
-
-        query = weight("query", _scaled, (D, N, H), ("embed", "heads", "head_dim"))
-        key = weight("key", _scaled, (D, K, H), ("embed", "kv_heads", "head_dim"))
-        value = weight("value", _scaled, (D, K, H), ("embed", "kv_heads", "head_dim"))
-        out = weight("out", _scaled_out, (N, H, D), ("heads", "head_dim", "embed"))
-
-        q_BSNH = checkpoint_name(_rotate(jnp.einsum("BSD,DNH->BSNH", x_BSD, query), *rotary), "query_proj")
-        k_BTKH = checkpoint_name(_rotate(jnp.einsum("BSD,DKH->BSKH", x_BSD, key), *rotary), "key_proj")
-        v_BTKH = checkpoint_name(jnp.einsum("BSD,DKH->BSKH", x_BSD, value), "value_proj")
+        config, latent = self.config, self.config.latent
+        q_BSNH, k_BTKH, v_BTKV = (
+            self._latent(latent, x_BSD, seen, noise) if latent else self._grouped(x_BSD, seen, noise)
+        )
+        q_BSNH = checkpoint_name(q_BSNH, "query_proj")
+        k_BTKH = checkpoint_name(k_BTKH, "key_proj")
+        v_BTKV = checkpoint_name(v_BTKV, "value_proj")
         if cache is not None:
             keys, values, start = cache
             k_BTKH = jax.lax.dynamic_update_slice_in_dim(keys, k_BTKH, start, axis=1)
-            v_BTKH = jax.lax.dynamic_update_slice_in_dim(values, v_BTKH, start, axis=1)
-        context_BSNH = checkpoint_name(_attend(q_BSNH, k_BTKH, v_BTKH, bias_BST), "context")
-        y_BSD = checkpoint_name(jnp.einsum("BSNH,NHD->BSD", context_BSNH, out), "out_proj")
-        return y_BSD, (k_BTKH, v_BTKH)
+            v_BTKV = jax.lax.dynamic_update_slice_in_dim(values, v_BTKV, start, axis=1)
+        scale = config.attention_scale or config.size_of_head**-0.5
+        context_BSNV = attend(
+            q_BSNH,
+            k_BTKH,
+            v_BTKV,
+            seen.mask,
+            scale=scale,
+            softcap=config.attention_softcap,
+            axis=self.manual.context,
+        )
+        context_BSNV = checkpoint_name(context_BSNV, "context")
+        N, V, D = config.heads, config.size_of_value, config.d_model
+        y_BSD = projected(self, "out", context_BSNV, ((N, V), (D,)), (("heads", "head_dim"), ("embed",)), noise)
+        if config.attention_bias == "all":
+            y_BSD = self._biased(y_BSD, "out_bias", ("norm",))
+        return checkpoint_name(y_BSD, "out_proj"), (k_BTKH, v_BTKV)
+
+    def _grouped(self, x_BSD: jax.Array, seen: Seen, noise: Noise | None) -> tuple[jax.Array, jax.Array, jax.Array]:
+        config = self.config
+        D, N, K, H = config.d_model, config.heads, config.num_kv_heads, config.size_of_head
+
+        def heads(name: str, count: int, axis: str) -> jax.Array:
+            axes = (("embed",), (axis, "head_dim"))
+            y = projected(self, name, x_BSD, ((D,), (count, H)), axes, noise)
+            return y if config.attention_bias == "none" else self._biased(y, f"{name}_bias", axes[1])
+
+        def turned(x: jax.Array, name: str, axis: str) -> jax.Array:
+            if config.qk_norm != "none":
+                axes = ("head_dim",) if config.qk_norm == "head" else (axis, "head_dim")
+                x = RmsNorm(config, axes, name=f"{name}_norm")(x)
+            return x if seen.rotary is None else rotate(x, seen.rotary)
+
+        query, key = heads("query", N, "heads"), heads("key", K, "kv_heads")
+        value = heads("value", K, "kv_heads")
+        return turned(query, "query", "heads"), turned(key, "key", "kv_heads"), value
+
+    def _latent(
+        self, latent: LatentAttention, x_BSD: jax.Array, seen: Seen, noise: Noise | None
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        config, (D, N) = self.config, (self.config.d_model, self.config.heads)
+        H, V, R = config.size_of_head, config.size_of_value, latent.kv_rank
+        per_head = ("heads", "head_dim")
+        if latent.query_rank:
+            sizes = (D,), (latent.query_rank,)
+            query = projected(self, "query_down", x_BSD, sizes, (("embed",), ("latent",)))
+            query = RmsNorm(config, name="query_norm")(query)
+            query = projected(self, "query_up", query, ((latent.query_rank,), (N, H)), (("latent",), per_head))
+        else:
+            query = projected(self, "query", x_BSD, ((D,), (N, H)), (("embed",), per_head), noise)
+        down = projected(self, "kv_down", x_BSD, ((D,), (R + latent.rope_dim,)), (("embed",), ("latent",)))
+        shared, key_BSH = jnp.split(down, [R], axis=-1)
+        shared = RmsNorm(config, name="kv_norm")(shared)
+        both = projected(self, "kv_up", shared, ((R,), (N, latent.nope_dim + V)), (("latent",), per_head))
+        key, value = jnp.split(both, [latent.nope_dim], axis=-1)
+        rope_key = key_BSH[:, :, None]
+        plain, rotated = jnp.split(query, [latent.nope_dim], axis=-1)
+        if seen.rotary is not None:
+            rotated, rope_key = rotate(rotated, seen.rotary), rotate(rope_key, seen.rotary)
+        rope_key = jnp.broadcast_to(rope_key, (*key.shape[:3], latent.rope_dim))
+        return jnp.concatenate([plain, rotated], -1), jnp.concatenate([key, rope_key], -1), value
+
+    def _biased(self, y: jax.Array, name: str, axes: tuple[str, ...]) -> jax.Array:
+        bias = parameter(self, name, nn.initializers.zeros_init(), y.shape[2:], axes)
+        return y + bias.astype(y.dtype)[None, None]
 
 
-def _attend(q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, bias_BST: jax.Array) -> jax.Array:
-    """Softmax attention; scores and softmax in float32."""
-    B, S, N, H = q_BSNH.shape
-    K = k_BTKH.shape[2]
-    q_BSKGH = (q_BSNH * H**-0.5).reshape(B, S, K, N // K, H)
-    scores = jnp.einsum("BSKGH,BTKH->BKGST", q_BSKGH, k_BTKH, preferred_element_type=jnp.float32)
-    weights = jax.nn.softmax(scores + bias_BST[:, None, None], axis=-1).astype(v_BTKH.dtype)
-    return jnp.einsum("BKGST,BTKH->BSKGH", weights, v_BTKH).reshape(B, S, N, H)
+_ACTIVATIONS = {
+    "silu": jax.nn.silu,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+}
 
 
 class Mlp(nn.Module):
-    """SwiGLU (Shazeer 2020)."""
+    """A gated feed-forward network (Shazeer 2020, GLU variants)."""
 
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, x_BSD: jax.Array) -> jax.Array:
-        config, dtype = self.config, jnp.dtype(self.config.dtype)
+    def __call__(self, x_BSD: jax.Array, noise: Noise | None = None) -> jax.Array:
+        config, (D, F) = self.config, (self.config.d_model, self.config.d_ff)
 
-        def weight(name: str, shape: tuple[int, int], axes: tuple[str, str]) -> jax.Array:
-            return parameter(self, name, _scaled_2d, shape, axes).astype(dtype)
+        def product(name: str, x: jax.Array, sizes: tuple[int, int], axes: tuple[str, str]) -> jax.Array:
+            y = projected(self, name, x, (sizes[:1], sizes[1:]), (axes[:1], axes[1:]), noise)
+            if config.mlp_bias:
+                of = "norm" if axes[1] == "embed" else axes[1]
+                bias = parameter(self, f"{name}_bias", nn.initializers.zeros_init(), sizes[1:], (of,))
+                y = y + bias.astype(y.dtype)[None, None]
+            return y
 
-        gate = weight("gate", (config.d_model, config.d_ff), ("embed", "mlp"))
-        up = weight("up", (config.d_model, config.d_ff), ("embed", "mlp"))
-        down = weight("down", (config.d_ff, config.d_model), ("mlp", "embed"))
-        gate_BSF = checkpoint_name(x_BSD @ gate, "mlpwi_0")
-        up_BSF = checkpoint_name(x_BSD @ up, "mlpwi_1")
-        return checkpoint_name((jax.nn.silu(gate_BSF) * up_BSF) @ down, "mlpwo")
+        gate_BSF = checkpoint_name(product("gate", x_BSD, (D, F), ("embed", "mlp")), "mlpwi_0")
+        up_BSF = checkpoint_name(product("up", x_BSD, (D, F), ("embed", "mlp")), "mlpwi_1")
+        hidden_BSF = _ACTIVATIONS[config.activation](gate_BSF) * up_BSF
+        return checkpoint_name(product("down", hidden_BSF, (F, D), ("mlp", "embed")), "mlpwo")

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from models.decoder import Batch, Decoder
+from models.masks import Mask
 
 __all__ = ["sample"]
 
@@ -65,14 +66,15 @@ def _feed(
     weights = jnp.zeros(tokens_1S.shape, jnp.float32)
     batch = Batch(tokens_1S, tokens_1S, positions[None], ones, weights, jnp.zeros((1,), jnp.int32))
     # What the cache holds after a query's own place is padding, or not written yet.
-    visible = jnp.arange(places, dtype=jnp.int32)[None, :] <= positions[:, None]
-    context = decoder.prepare(batch)._replace(bias_BST=jnp.where(visible, 0.0, -1e30)[None].astype(jnp.float32))
+    place = jnp.arange(places, dtype=jnp.int32)[None]
+    context = decoder.prepare(batch)._replace(mask=Mask(positions[None], place, ones, jnp.ones_like(place)))
 
     def body(x: jax.Array, xs: tuple) -> tuple[jax.Array, tuple]:
-        layer, keys, values = xs
-        return decoder.layer_with_cache(layer, x, context, (keys, values, start))
+        layer, keys, values, number = xs
+        return decoder.layer_with_cache(layer, x, context, (keys, values, start), number)
 
-    x, cache = jax.lax.scan(body, decoder.embed(params["shared"], context), (params["layers"], *cache))
+    number = jnp.arange(decoder.config.layers, dtype=jnp.int32)
+    x, cache = jax.lax.scan(body, decoder.embed(params["shared"], context), (params["layers"], *cache, number))
     x = jax.lax.dynamic_slice_in_dim(x, last, 1, axis=1)
     return decoder.logits(params["shared"], x)[0, 0], cache
 

@@ -114,6 +114,11 @@ class SplitBlock:
     _weight_tree: Any
     _weight_used: tuple[bool, ...]
 
+    @property
+    def outputs(self) -> int:
+        """Leaves of what the block returns."""
+        return self._output.num_leaves
+
     def forward(self, params: PyTree, x: PyTree, aux: PyTree) -> tuple[PyTree, list[jax.Array]]:
         """Returns the block's output and the residuals."""
         out = self._forward(params=params, x=x, aux=aux)
@@ -393,9 +398,7 @@ class _Graph:
                     seen.add(source)
                     todo.append(source)
         _, (reached, _) = nx.minimum_cut(network, near, far)
-        return self._sorted(
-            v for v in seen if 2 * self._order[v] in reached and 2 * self._order[v] + 1 not in reached
-        )
+        return self._sorted(v for v in seen if 2 * self._order[v] in reached and 2 * self._order[v] + 1 not in reached)
 
     def _sorted(self, variables: Iterable[Any]) -> list[Any]:
         return sorted(variables, key=self._order.__getitem__)

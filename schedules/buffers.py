@@ -36,7 +36,7 @@ class Buffers:
         blocks: the split blocks by name.
         lifetimes: the table's lifetime of each key.
         table: gives the number of slots.
-        places: J, layer places of a chunk.
+        places: layer places of a chunk, by block; the ends have none.
         unroll: whether there is a buffer for each place.
         empty: what fills a slot at first.
     """
@@ -46,7 +46,7 @@ class Buffers:
         blocks: Mapping[str, SplitBlock],
         lifetimes: Mapping[LifetimeKey, Lifetime],
         table: TickTable,
-        places: int,
+        places: Mapping[str, int],
         unroll: bool,
         empty: float,
     ):
@@ -63,10 +63,11 @@ class Buffers:
                 buffers[key] = [blank((count, *aval.shape), aval, self._empty) for aval in avals]
             elif self._unroll:
                 buffers[key] = [
-                    tuple(blank((count, *aval.shape), aval, self._empty) for _ in range(self._places)) for aval in avals
+                    tuple(blank((count, *aval.shape), aval, self._empty) for _ in range(self._places[block]))
+                    for aval in avals
                 ]
             else:
-                buffers[key] = [blank((count, self._places, *aval.shape), aval, self._empty) for aval in avals]
+                buffers[key] = [blank((count, self._places[block], *aval.shape), aval, self._empty) for aval in avals]
         return buffers
 
     def write(self, state: dict, row: dict, block: str, start: Kind, values: Sequence[Any], j: Any = None) -> None:

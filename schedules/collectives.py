@@ -43,9 +43,9 @@ def gather(array: jax.Array, spec: PartitionSpec, skip: int = 0, keep: Sequence[
     return _each_shard(on_shard, array, spec, skip, leave=keep)
 
 
-def scatter(array: jax.Array, spec: PartitionSpec, skip: int = 0) -> jax.Array:
+def scatter(array: jax.Array, spec: PartitionSpec, skip: int = 0, keep: Sequence[str] = ()) -> jax.Array:
     """Sums over the manual axes of every sharded dimension, leaving each device its shard: `gather` transposed."""
-    return _each_shard(_scatter, array, spec, skip)
+    return _each_shard(_scatter, array, spec, skip, leave=keep)
 
 
 def reduce_gradient(

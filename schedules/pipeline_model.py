@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from schedules.backward import SplitBlock, split
-from schedules.collectives import sum_over
+from schedules.collectives import is_spec, sum_over
 from schedules.remat import Remat
 
-__all__ = ["Part", "PipelineModel", "SplitModel", "split_model"]
+__all__ = ["Part", "PipelineModel", "SplitModel", "cotangent", "split_model"]
 
 PyTree = Any
 
@@ -25,20 +25,33 @@ class PipelineModel:
     Attributes:
         prepare: `(microbatch, key) -> context`, what the blocks share and nothing differentiates.
         first: `(shared, context) -> x`.
-        layer: `(params, x, context, number) -> x`, `number` the global layer number (int32 scalar).
+        layer: `(params, x, context, number) -> (x, loss)`, `number` the global layer number (int32 scalar); `loss` is
+            what the layer adds to the loss, a float32 scalar, or None where it adds nothing.
         last: `(shared, x, context) -> loss`, a float32 scalar; losses add up over microbatches.
         first_part: `(shared, context, part) -> x`, the rank's share of `first`; the shares add up to the whole. Here
             and in `last_part`, leaves of `shared` that are sharded over `pipe` are the rank's shard of them.
         last_part: `(shared, x, context, scale, part) -> (loss, dx, grads)`: the whole loss, not scaled, and the rank's
             shares of the gradients of `scale * loss`, None for a leaf that is not used.
+        trained: whether a parameter is trained, by the last key of its path; one that is not has no gradient, and the
+            blocks must not differentiate by it. None trains all.
     """
 
     prepare: Callable[[PyTree, PyTree], PyTree]
     first: Callable[[PyTree, PyTree], jax.Array]
-    layer: Callable[[PyTree, jax.Array, PyTree, jax.Array], jax.Array]
+    layer: Callable[[PyTree, jax.Array, PyTree, jax.Array], tuple[jax.Array, jax.Array | None]]
     last: Callable[[PyTree, jax.Array, PyTree], jax.Array]
     first_part: Callable[[PyTree, PyTree, Part], jax.Array] | None = None
     last_part: Callable[[PyTree, jax.Array, PyTree, jax.Array, Part], tuple[jax.Array, jax.Array, PyTree]] | None = None
+    trained: Callable[[str], bool] | None = None
+
+    def only_trained(self, params: PyTree) -> PyTree:
+        """The tree of parameters, or of specs in their place, with None for what is not trained."""
+        is_trained = self.trained
+        if is_trained is None:
+            return params
+        return jax.tree_util.tree_map_with_path(
+            lambda path, leaf: leaf if is_trained(path[-1].key) else None, params, is_leaf=is_spec
+        )
 
 
 @dataclass(frozen=True)
@@ -56,12 +69,20 @@ class Part:
 
 
 class SplitModel(NamedTuple):
-    """The model's three blocks, their backwards cut; `x` is the shape of what travels."""
+    """The model's three blocks, their backwards cut; `x` is the shape of what travels.
+
+    `layer` returns what the layer adds to the loss besides, or None; see `cotangent`.
+    """
 
     first: SplitBlock
     layer: SplitBlock
     last: SplitBlock
     x: jax.ShapeDtypeStruct
+
+
+def cotangent(layer: SplitBlock, dx: Any, scale: Any) -> tuple[Any, Any]:
+    """Of what a layer returns: its stream's, and the scale of the loss where it adds to the loss."""
+    return dx, scale if layer.outputs > 1 else None
 
 
 def split_model(

@@ -5,8 +5,8 @@ the table, runs one branch of a `lax.switch` (a kind of action for a kind of sta
 travel by one `ppermute` for each distance between successive stages. The table is an input array: the order of the
 actions and the number of microbatches are data, not code.
 
-Mesh axes: `pipe` and the batch axes are manual, so weight gradients add up on each device and are reduced once
-a step; every other axis (tensor) is left to XLA.
+Mesh axes: `pipe`, the batch axes and the context axis are manual, so weight gradients add up on each device and are
+reduced once a step; every other axis (tensor) is left to XLA.
 
 Shapes: P ranks, V chunks a rank, J layers a chunk, M microbatches.
 """
@@ -60,9 +60,10 @@ class Program(ProgramTables):
         *,
         unroll: bool | None = None,
         vocab_parallel: bool = False,
+        holders: Mapping[str, tuple[int, ...]] | None = None,
         poison: bool = False,
     ):
-        super().__init__(schedule, layers, remat, unroll=unroll, vocab_parallel=vocab_parallel)
+        super().__init__(schedule, layers, remat, unroll=unroll, vocab_parallel=vocab_parallel, holders=holders)
         self._poison = poison
 
     def value_and_grad(
@@ -72,6 +73,8 @@ class Program(ProgramTables):
         specs: Mapping[str, PyTree],
         *,
         batch_axes: Sequence[str] = ("data", "fsdp"),
+        context_axis: str | None = None,
+        keep: Sequence[str] = (),
         gather: str = "step",
     ) -> Callable[[PyTree, PyTree, jax.Array, PyTree, PyTree], tuple[jax.Array, PyTree]]:
         """The function `(params, batch, scale, key, rows) -> (loss, grads)`.
@@ -80,17 +83,20 @@ class Program(ProgramTables):
             specs: `PartitionSpec`s of the parameters {"shared": ..., "layers": ...}; layers are [P, V, J, ...] and
                 lead with `pipe`.
             batch_axes: mesh axes over which the sequences of a microbatch are divided.
+            context_axis: mesh axis over which every sequence is divided; the model's blocks know of it.
+            keep: batch axes over which layers stay sharded while they run (experts), as the model's blocks expect.
             gather: when weights that are sharded over a batch axis are gathered: once a `step`, or in every
                 `tick` for the layers that run in it (less memory, more traffic).
 
         In the function's arguments, `batch` leaves are [M, sequences, ...]; `scale` (float32 scalar) multiplies the
         loss and its gradients; `rows` is `self.rows()`. Gradients are sharded as the parameters are, and added up in
-        float32 at least.
+        float32 at least; None for what the model does not train.
         """
         if self.period:
             raise ScheduleError("a schedule without a flush hands what is in flight to the next step; use `stream`")
-        shards = _Shards(mesh, specs, tuple(batch_axes))
-        rank_step = self._rank_step(model, shards, gather)
+        shards = _Shards(mesh, specs, tuple(batch_axes), context_axis)
+        rank_step = self._rank_step(model, shards, keep, gather)
+        trained = model.only_trained(shards.params)
 
         def body(
             params: PyTree, batch: PyTree, scale: jax.Array, key: PyTree, rows: PyTree
@@ -103,9 +109,9 @@ class Program(ProgramTables):
             params: PyTree, batch: PyTree, scale: jax.Array, key: PyTree, rows: PyTree
         ) -> tuple[jax.Array, PyTree]:
             in_specs = (shards.params, *shards.inputs(batch, key), shards.rows(rows))
-            mapped = shards.map(body, in_specs, (PartitionSpec(), shards.params))
+            mapped = shards.map(body, in_specs, (PartitionSpec(), trained))
             loss, grads = mapped(params, batch, scale, key, rows)
-            return loss, shards.constrain(grads)
+            return loss, shards.constrain(grads, model)
 
         return function
 
@@ -116,6 +122,8 @@ class Program(ProgramTables):
         specs: Mapping[str, PyTree],
         *,
         batch_axes: Sequence[str] = ("data", "fsdp"),
+        context_axis: str | None = None,
+        keep: Sequence[str] = (),
         gather: str = "step",
     ) -> tuple[Callable[..., PyTree], Callable[..., tuple[jax.Array, PyTree, PyTree]]]:
         """For a schedule without a flush: `start` and `step`, whose arguments are those of `value_and_grad`.
@@ -127,8 +135,9 @@ class Program(ProgramTables):
         Here `params` is a list of the schedule's `versions`, the newest last; `batch` leaves are [2 M, sequences, ...],
         the step before's and this one's; `scale` is [2]; `key` has a leading axis of 2.
         """
-        shards = _Shards(mesh, specs, tuple(batch_axes))
-        rank_step = self._rank_step(model, shards, gather)
+        shards = _Shards(mesh, specs, tuple(batch_axes), context_axis)
+        rank_step = self._rank_step(model, shards, keep, gather)
+        trained = model.only_trained(shards.params)
         versions = [shards.params] * self.versions
 
         def begin(params: PyTree, batch: PyTree, scale: jax.Array, key: PyTree) -> PyTree:
@@ -149,19 +158,22 @@ class Program(ProgramTables):
             params: PyTree, batch: PyTree, scale: jax.Array, key: PyTree, rows: PyTree, carry: PyTree
         ) -> tuple[jax.Array, PyTree, PyTree]:
             in_specs = (versions, *shards.inputs(batch, key), shards.rows(rows), shards.each_device)
-            mapped = shards.map(body, in_specs, (PartitionSpec(), shards.params, shards.each_device))
+            mapped = shards.map(body, in_specs, (PartitionSpec(), trained, shards.each_device))
             loss, grads, carry = mapped(params, batch, scale, key, rows, carry)
-            return loss, shards.constrain(grads), carry
+            return loss, shards.constrain(grads, model), carry
 
         return start, step
 
-    def _rank_step(self, model: PipelineModel, shards: _Shards, gather: str) -> Callable[..., RankStep]:
+    def _rank_step(
+        self, model: PipelineModel, shards: _Shards, keep: Sequence[str], gather: str
+    ) -> Callable[..., RankStep]:
         return partial(
             RankStep,
             self,
             model,
             specs=shards.specs,
-            batch_axes=shards.batch_axes,
+            sum_axes=shards.manual[1:],
+            keep=keep,
             each_tick=gather == "tick",
             poison=self._poison,
         )
@@ -174,10 +186,11 @@ class _Shards:
     mesh: Mesh
     specs: Mapping[str, PyTree]
     batch_axes: tuple[str, ...]
+    context_axis: str | None
 
     @property
     def manual(self) -> tuple[str, ...]:
-        return ("pipe", *self.batch_axes)
+        return ("pipe", *self.batch_axes, *((self.context_axis,) if self.context_axis else ()))
 
     @property
     def params(self) -> PyTree:
@@ -190,7 +203,9 @@ class _Shards:
 
     def inputs(self, batch: PyTree, key: PyTree) -> tuple[PyTree, PartitionSpec, PyTree]:
         """Of a batch, the scale and the key."""
-        sequences = jax.tree.map(lambda _: PartitionSpec(None, self.batch_axes), batch)
+        whole = PartitionSpec(None, self.batch_axes)
+        divided = PartitionSpec(None, self.batch_axes, self.context_axis)
+        sequences = jax.tree.map(lambda leaf: divided if leaf.ndim > 2 else whole, batch)
         return sequences, PartitionSpec(), jax.tree.map(lambda _: PartitionSpec(), key)
 
     def rows(self, rows: PyTree) -> PyTree:
@@ -206,7 +221,8 @@ class _Shards:
             check_vma=False,
         )
 
-    def constrain(self, grads: PyTree) -> PyTree:
+    def constrain(self, grads: PyTree, model: PipelineModel) -> PyTree:
         """Gradients sharded as the parameters are, over XLA's axes too."""
-        shardings = jax.tree.map(partial(NamedSharding, self.mesh), dict(self.specs), is_leaf=is_spec)
+        specs = model.only_trained(dict(self.specs))
+        shardings = jax.tree.map(partial(NamedSharding, self.mesh), specs, is_leaf=is_spec)
         return jax.lax.with_sharding_constraint(grads, shardings)

@@ -17,10 +17,10 @@ from schedules.actions import Kind
 from schedules.borrow import borrow, give_back
 from schedules.buffers import Buffers, blank, get, put
 from schedules.collectives import gather, is_spec, reduce_gradient, scatter, sum_over, widened
-from schedules.pipeline_model import Part, PipelineModel, split_model
-from schedules.program_tables import Branch, ProgramTables
+from schedules.pipeline_model import Part, PipelineModel, cotangent, split_model
+from schedules.program_tables import Branch, ProgramTables, StageCode
 from schedules.slots import TickTable
-from schedules.stages import StageKind
+from schedules.stages import LayerRun
 
 __all__ = ["RankStep"]
 
@@ -33,6 +33,8 @@ class RankStep:
     Args:
         params: the versions of the weights, the newest last; with a flush there is one.
         specs: of the parameters, see `schedules.program.Program.value_and_grad`.
+        sum_axes: manual axes, `pipe` apart, over which gradients add up.
+        keep: of these, those over which layers that are sharded stay so while they run.
         each_tick: gather weights that are sharded over batch axes in every tick, not once.
         poison: fill buffers and the outputs of idle ticks with NaN.
     """
@@ -47,12 +49,14 @@ class RankStep:
         key: PyTree,
         *,
         specs: Mapping[str, PyTree],
-        batch_axes: Sequence[str],
+        sum_axes: Sequence[str],
+        keep: Sequence[str],
         each_tick: bool,
         poison: bool,
     ):
         self.program, self.model, self.batch, self.scale, self.key = program, model, batch, scale, key
-        self.specs, self.batch_axes, self.each_tick = specs, tuple(batch_axes), each_tick
+        self.specs, self.sum_axes, self.each_tick = specs, tuple(sum_axes), each_tick
+        self.keep = tuple(keep)
         self.empty = jnp.nan if poison else 0.0
         self.unroll = program.unroll
         # Axes over which embedding and head stay divided.
@@ -61,20 +65,31 @@ class RankStep:
         self.shared = [jax.tree.map(own, version["shared"], specs["shared"]) for version in params]
         self.layer_specs = jax.tree.map(lambda spec: PartitionSpec(*spec[3:]), specs["layers"], is_leaf=is_spec)
         self.layers = [self._by_place(self._staged(version["layers"])) for version in params]
+        gather_layer = partial(gather, keep=self.keep)
         layer = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[3:], a.dtype), params[0]["layers"])
-        layer = jax.eval_shape(lambda p: jax.tree.map(gather, p, self.layer_specs), layer)
+        layer = jax.eval_shape(lambda p: jax.tree.map(gather_layer, p, self.layer_specs), layer)
         microbatch = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batch)
         whole = jax.eval_shape(lambda p: jax.tree.map(gather, p, specs["shared"]), params[0]["shared"])
         key = jax.tree.map(lambda k: k[0], key) if program.period else key
         splits = {
-            name: split_model(model, layer, whole, microbatch, key, remat, apart=apart)
-            for name, (remat, apart) in program.ways.items()
+            name: split_model(
+                model,
+                program.layout.held(layer, way.parts),
+                whole,
+                microbatch,
+                key,
+                way.remat,
+                apart=way.apart,
+            )
+            for name, way in program.ways.items()
         }
         any_split = splits["layer"]
         self.x = any_split.x
         self.blocks = {"first": any_split.first, "last": any_split.last}
         self.blocks |= {name: split.layer for name, split in splits.items()}
-        self.slots = Buffers(self.blocks, program.lifetimes, program.table, program.places, self.unroll, self.empty)
+        self.slots = Buffers(
+            self.blocks, program.lifetimes, program.table, program.block_places, self.unroll, self.empty
+        )
         rank = jax.lax.axis_index("pipe")
         self.numbers = jnp.asarray(program.layout.numbers)[rank].reshape(-1)
 
@@ -97,50 +112,76 @@ class RankStep:
 
     # --- Storage that has one entry a layer place -----------------------------------------------------------
 
-    def _staged(self, layers: PyTree) -> PyTree:
-        """[1, V, J, ...] -> [V * J, ...], V with the borrowed chunks from here on."""
-        layers = jax.tree.map(lambda a: borrow(a[0], self.program.layout), layers)
-        layers = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), layers)
-        if self.each_tick:
-            return layers
-        return jax.tree.map(lambda a, spec: gather(a, spec, skip=1), layers, self.layer_specs)
+    def _staged(self, layers: dict[str, PyTree]) -> dict[str, PyTree]:
+        """[1, V, J, ...] -> [V * J, ...], V with the borrowed chunks from here on; J of each part its own."""
 
-    def _by_place(self, tree: PyTree) -> PyTree:
+        def leaf(name: str, array: jax.Array, spec: PartitionSpec) -> jax.Array:
+            array = borrow(array[0], self.program.layout.part(name))
+            array = array.reshape(-1, *array.shape[2:])
+            return array if self.each_tick else gather(array, spec, skip=1, keep=self.keep)
+
+        return {name: jax.tree.map(partial(leaf, name), tree, self.layer_specs[name]) for name, tree in layers.items()}
+
+    def _places(self, name: str) -> int:
+        """J of a part."""
+        return self.program.layout.part_places.get(name, self.program.places)
+
+    def _by_place(self, layers: dict[str, PyTree]) -> dict[str, PyTree]:
         """Leading axis V * J; unrolled, a tuple of the entries."""
         if not self.unroll:
-            return tree
-        size = self.program.chunks * self.program.places
-        return tuple(jax.tree.map(lambda a, i=i: a[i], tree) for i in range(size))
+            return layers
 
-    def _stacked(self, stored: PyTree) -> PyTree:
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *stored) if self.unroll else stored
+        def entries(name: str, tree: PyTree) -> tuple[PyTree, ...]:
+            size = self.program.chunks * self._places(name)
+            return tuple(jax.tree.map(lambda a, i=i: a[i], tree) for i in range(size))
+
+        return {name: entries(name, tree) for name, tree in layers.items()}
+
+    def _stacked(self, stored: dict[str, PyTree]) -> dict[str, PyTree]:
+        if not self.unroll:
+            return stored
+        return {name: jax.tree.map(lambda *leaves: jnp.stack(leaves), *entries) for name, entries in stored.items()}
 
     def _shared(self, row: dict) -> PyTree:
         return self._version(self.shared, row["microbatch"])
 
-    def _params(self, chunk: Any, j: Any, row: dict) -> PyTree:
-        place = chunk * self.program.places + j
-        if self.unroll:
-            versions = [layers[place] for layers in self.layers]
-        else:
-            take = partial(jax.tree.map, lambda a: jax.lax.dynamic_index_in_dim(a, place, keepdims=False))
-            versions = [take(layers) for layers in self.layers]
-        params = self._version(versions, row["microbatch"])
-        return jax.tree.map(gather, params, self.layer_specs) if self.each_tick else params
+    def _entries(self, chunk: Any, run: LayerRun, j: Any) -> dict[str, Any]:
+        """Where a run's layer j is stored, by part."""
+        at = dict(run.parts_at)
+        names = self.program.layout.held(self.layer_specs, frozenset(at))
+        return {name: chunk * self._places(name) + at.get(name, run.at) + j for name in names}
 
-    def _add_grads(self, stored: PyTree, chunk: Any, j: Any, row: dict, grads: PyTree) -> PyTree:
-        step = self._step_of(row["microbatch"])
-        place = chunk * self.program.places + j
-        if self.each_tick:
-            grads = jax.tree.map(
-                lambda grad, spec: None if grad is None else scatter(widened(grad), spec),
-                grads,
-                self.layer_specs,
-                is_leaf=_is_none,
-            )
-        if self.unroll:
-            return (*stored[:place], _add(stored[place], grads, *step), *stored[place + 1 :])
-        return _add(stored, grads, *step, place)
+    def _params(self, chunk: Any, run: LayerRun, j: Any, row: dict) -> PyTree:
+        def take(layers: dict[str, PyTree], name: str, entry: Any) -> PyTree:
+            if self.unroll:
+                return layers[name][entry]
+            return jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, entry, keepdims=False), layers[name])
+
+        entries = self._entries(chunk, run, j)
+        versions = [{name: take(layers, name, entry) for name, entry in entries.items()} for layers in self.layers]
+        params = self._version(versions, row["microbatch"])
+        if not self.each_tick:
+            return params
+        specs = {name: self.layer_specs[name] for name in params}
+        return jax.tree.map(partial(gather, keep=self.keep), params, specs)
+
+    def _add_grads(self, stored: PyTree, chunk: Any, run: LayerRun, j: Any, row: dict, grads: PyTree) -> PyTree:
+        step, stored = self._step_of(row["microbatch"]), dict(stored)
+        for name, entry in self._entries(chunk, run, j).items():
+            part = grads[name]
+            if self.each_tick:
+                part = jax.tree.map(
+                    lambda grad, spec: None if grad is None else scatter(widened(grad), spec, keep=self.keep),
+                    part,
+                    self.layer_specs[name],
+                    is_leaf=_is_none,
+                )
+            if self.unroll:
+                held = stored[name]
+                stored[name] = (*held[:entry], _add(held[entry], part, *step), *held[entry + 1 :])
+            else:
+                stored[name] = _add(stored[name], part, *step, entry)
+        return stored
 
     # --- Actions --------------------------------------------------------------------------------------------
 
@@ -155,89 +196,103 @@ class RankStep:
             return carry
         return jax.lax.fori_loop(0, count, body, carry) if count else carry
 
-    def _aux(self, context: PyTree, chunk: Any, j: Any) -> tuple[PyTree, jax.Array]:
-        return context, self.numbers[chunk * self.program.places + j]
+    def _aux(self, context: PyTree, chunk: Any, run: LayerRun, j: Any) -> tuple[PyTree, jax.Array]:
+        return context, self.numbers[chunk * self.program.places + run.at + j]
 
-    def _forward(
-        self, stage: StageKind, chunk: Any, layer: str, row: dict, state: dict, context: PyTree
-    ) -> tuple[Any, dict]:
-        has_first, count, has_last = stage
-        if has_first:
+    def _add_loss(self, state: dict, row: dict, loss: jax.Array | None) -> None:
+        if loss is not None:
+            scale = self._of_step(self.scale, row["microbatch"])
+            state["loss"] = _add(state["loss"], scale * loss, *self._step_of(row["microbatch"]))
+
+    def _forward(self, code: StageCode, chunk: Any, row: dict, state: dict, context: PyTree) -> tuple[Any, dict]:
+        if code.first:
             x, residuals = self.blocks["first"].forward(self._shared(row), (), context)
             self.slots.write(state, row, "first", Kind.F, residuals)
         else:
             x = self._receive(state, row)
 
-        def body(j: Any, carry: tuple) -> tuple:
-            x, buffers = carry
-            inner = {"buffers": buffers}
-            x, residuals = self.blocks[layer].forward(self._params(chunk, j, row), x, self._aux(context, chunk, j))
-            self.slots.write(inner, row, layer, Kind.F, residuals, j)
-            return x, inner["buffers"]
+        def body(run: LayerRun, j: Any, carry: tuple) -> tuple:
+            x, inner = carry
+            inner, params, aux = dict(inner), self._params(chunk, run, j, row), self._aux(context, chunk, run, j)
+            (x, loss), residuals = self.blocks[run.block].forward(params, x, aux)
+            self._add_loss(inner, row, loss)
+            self.slots.write(inner, row, run.block, Kind.F, residuals, run.block_at + j)
+            return x, inner
 
-        x, state["buffers"] = self._loop(count, body, (x, state["buffers"]))
-        if not has_last:
+        inner = {name: state[name] for name in ("buffers", "loss")}
+        for run in code.runs:
+            x, inner = self._loop(run.count, partial(body, run), (x, inner))
+        state |= inner
+        if not code.last:
             return x, state
         loss, residuals = self.blocks["last"].forward(self._shared(row), x, context)
         self.slots.write(state, row, "last", Kind.F, residuals)
-        scale = self._of_step(self.scale, row["microbatch"])
-        state["loss"] = _add(state["loss"], scale * loss, *self._step_of(row["microbatch"]))
+        self._add_loss(state, row, loss)
         return None, state
 
-    def _recompute(
-        self, stage: StageKind, chunk: Any, layer: str, row: dict, state: dict, context: PyTree
-    ) -> tuple[Any, dict]:
-        def body(j: Any, inner: dict) -> dict:
-            inner = dict(inner)
-            params, aux = self._params(chunk, j, row), self._aux(context, chunk, j)
-            residuals, places = self.slots.read(inner, row, layer, Kind.F, Kind.R, j)
-            made = self.slots.settle(inner, places, self.blocks[layer].recompute(params, aux, residuals))
-            self.slots.write(inner, row, layer, Kind.R, made, j)
+    def _recompute(self, code: StageCode, chunk: Any, row: dict, state: dict, context: PyTree) -> tuple[Any, dict]:
+        def body(run: LayerRun, j: Any, inner: dict) -> dict:
+            inner, at = dict(inner), run.block_at + j
+            params, aux = self._params(chunk, run, j, row), self._aux(context, chunk, run, j)
+            residuals, places = self.slots.read(inner, row, run.block, Kind.F, Kind.R, at)
+            made = self.slots.settle(inner, places, self.blocks[run.block].recompute(params, aux, residuals))
+            self.slots.write(inner, row, run.block, Kind.R, made, at)
             return inner
 
-        return None, self._loop(stage[1], body, state)
+        for run in code.runs:
+            if self.program.ways[run.block].apart:
+                state = self._loop(run.count, partial(body, run), state)
+        return None, state
 
     def _backward(
-        self, stage: StageKind, chunk: Any, layer: str, row: dict, state: dict, context: PyTree, *, fused: bool
+        self, code: StageCode, chunk: Any, row: dict, state: dict, context: PyTree, *, fused: bool
     ) -> tuple[Any, dict]:
         """I, or with `fused` I and W in one, so that nothing is stashed in slots between them."""
-        has_first, count, has_last = stage
-        blocks = self.blocks
+        blocks, scale = self.blocks, self._of_step(self.scale, row["microbatch"])
 
-        def finish(block: str, params: PyTree, aux: PyTree, stash: list, inner: dict, j: Any = None) -> None:
+        def finish(
+            block: str,
+            params: PyTree,
+            aux: PyTree,
+            stash: list,
+            inner: dict,
+            run: LayerRun | None = None,
+            j: Any = None,
+        ) -> None:
+            at = None if run is None else run.block_at + j
             if not fused:
-                self.slots.write(inner, row, block, Kind.I, stash, j)
+                self.slots.write(inner, row, block, Kind.I, stash, at)
                 return
-            residuals, places = self.slots.read(inner, row, block, Kind.F, Kind.W, j)
-            again, more = self.slots.read(inner, row, block, Kind.R, Kind.W, j)
+            residuals, places = self.slots.read(inner, row, block, Kind.F, Kind.W, at)
+            again, more = self.slots.read(inner, row, block, Kind.R, Kind.W, at)
             grads = blocks[block].weight_gradient(params, aux, residuals, stash, again)
-            self._accumulate(block, chunk, j, row, self.slots.settle(inner, [*places, *more], grads), inner)
+            self._accumulate(chunk, run, j, row, self.slots.settle(inner, [*places, *more], grads), inner)
 
-        if has_last:
+        if code.last:
             residuals, places = self.slots.read(state, row, "last", Kind.F, Kind.I)
-            scale = self._of_step(self.scale, row["microbatch"])
             out = blocks["last"].input_gradient(self._shared(row), context, residuals, scale)
             dx, stash = self.slots.settle(state, places, out)
             finish("last", self._shared(row), context, stash, state)
         else:
             dx = self._receive(state, row)
 
-        def body(i: Any, carry: tuple) -> tuple:
-            j = count - 1 - i
+        def body(run: LayerRun, i: Any, carry: tuple) -> tuple:
+            j, block = run.count - 1 - i, blocks[run.block]
             dx, inner = carry
-            inner = dict(inner)
-            params, aux = self._params(chunk, j, row), self._aux(context, chunk, j)
-            residuals, places = self.slots.read(inner, row, layer, Kind.F, Kind.I, j)
-            again, more = self.slots.read(inner, row, layer, Kind.R, Kind.I, j)
+            inner, at = dict(inner), run.block_at + j
+            params, aux = self._params(chunk, run, j, row), self._aux(context, chunk, run, j)
+            residuals, places = self.slots.read(inner, row, run.block, Kind.F, Kind.I, at)
+            again, more = self.slots.read(inner, row, run.block, Kind.R, Kind.I, at)
             # Without this XLA recomputes every layer of the stage before it needs the first.
             dx, inner["layers"], residuals = jax.lax.optimization_barrier((dx, inner["layers"], residuals))
-            out = blocks[layer].input_gradient(params, aux, residuals, dx, again)
+            out = block.input_gradient(params, aux, residuals, cotangent(block, dx, scale), again)
             dx, stash = self.slots.settle(inner, [*places, *more], out)
-            finish(layer, params, aux, stash, inner, j)
+            finish(run.block, params, aux, stash, inner, run, j)
             return dx, inner
 
-        dx, state = self._loop(count, body, (dx, state))
-        if not has_first:
+        for run in reversed(code.runs):
+            dx, state = self._loop(run.count, partial(body, run), (dx, state))
+        if not code.first:
             return dx, state
         state = dict(state)
         residuals, places = self.slots.read(state, row, "first", Kind.F, Kind.I)
@@ -246,38 +301,40 @@ class RankStep:
         finish("first", self._shared(row), context, stash, state)
         return None, state
 
-    def _weight(
-        self, stage: StageKind, chunk: Any, layer: str, row: dict, state: dict, context: PyTree
-    ) -> tuple[Any, dict]:
-        has_first, count, has_last = stage
-
-        def gradient(block: str, params: PyTree, aux: PyTree, inner: dict, j: Any = None) -> None:
-            residuals, places = self.slots.read(inner, row, block, Kind.F, Kind.W, j)
-            again, more = self.slots.read(inner, row, block, Kind.R, Kind.W, j)
-            stash, most = self.slots.read(inner, row, block, Kind.I, Kind.W, j)
+    def _weight(self, code: StageCode, chunk: Any, row: dict, state: dict, context: PyTree) -> tuple[Any, dict]:
+        def gradient(
+            block: str, params: PyTree, aux: PyTree, inner: dict, run: LayerRun | None = None, j: Any = None
+        ) -> None:
+            at = None if run is None else run.block_at + j
+            residuals, places = self.slots.read(inner, row, block, Kind.F, Kind.W, at)
+            again, more = self.slots.read(inner, row, block, Kind.R, Kind.W, at)
+            stash, most = self.slots.read(inner, row, block, Kind.I, Kind.W, at)
             inner["layers"], residuals, again, stash = jax.lax.optimization_barrier(
                 (inner["layers"], residuals, again, stash)
             )
             grads = self.blocks[block].weight_gradient(params, aux, residuals, stash, again)
-            self._accumulate(block, chunk, j, row, self.slots.settle(inner, [*places, *more, *most], grads), inner)
+            self._accumulate(chunk, run, j, row, self.slots.settle(inner, [*places, *more, *most], grads), inner)
 
-        def body(j: Any, inner: dict) -> dict:
-            inner = dict(inner)
-            gradient(layer, self._params(chunk, j, row), self._aux(context, chunk, j), inner, j)
+        def body(run: LayerRun, j: Any, inner: dict) -> dict:
+            inner, aux = dict(inner), self._aux(context, chunk, run, j)
+            gradient(run.block, self._params(chunk, run, j, row), aux, inner, run, j)
             return inner
 
-        if has_last:
+        if code.last:
             gradient("last", self._shared(row), context, state)
-        state = dict(self._loop(count, body, state))
-        if has_first:
+        for run in code.runs:
+            state = self._loop(run.count, partial(body, run), state)
+        state = dict(state)
+        if code.first:
             gradient("first", self._shared(row), context, state)
         return None, state
 
-    def _accumulate(self, block: str, chunk: Any, j: Any, row: dict, grads: PyTree, state: dict) -> None:
-        if block in ("first", "last"):
+    def _accumulate(self, chunk: Any, run: LayerRun | None, j: Any, row: dict, grads: PyTree, state: dict) -> None:
+        """Adds the gradients of a run's layer j, or without a run those of embedding or head."""
+        if run is None:
             state["shared"] = _add(state["shared"], grads, *self._step_of(row["microbatch"]))
         else:
-            state["layers"] = self._add_grads(state["layers"], chunk, j, row, grads)
+            state["layers"] = self._add_grads(state["layers"], chunk, run, j, row, grads)
 
     def _branch(self, key: Branch | None) -> Callable[[dict, dict], tuple[jax.Array, dict]]:
         run: dict[Kind | None, Callable] = {
@@ -291,10 +348,10 @@ class RankStep:
         def branch(row: dict, state: dict) -> tuple[jax.Array, dict]:
             output = None
             if key is not None:
-                kind, (stage, chunk, layer) = key
+                kind, code = key
                 context = self._context(row["microbatch"])
-                chunk = chunk if self.unroll else row["chunk"]
-                output, state = run[TickTable.KINDS[kind]](stage, chunk, layer, row, dict(state), context)
+                chunk = code.chunk if self.unroll else row["chunk"]
+                output, state = run[TickTable.KINDS[kind]](code, chunk, row, dict(state), context)
             if output is None:
                 output = blank(self.x.shape, self.x, self.empty)
             return output, state
@@ -359,7 +416,11 @@ class RankStep:
     def blank(self) -> dict:
         """The state before the first tick; without a flush, sums have a leading axis of 2 (see `_step_of`)."""
         x, steps = self.x, (2,) if self.program.period else ()
-        zeros = partial(jax.tree.map, lambda a: widened(jnp.zeros((*steps, *a.shape), a.dtype)))
+
+        def zeros(params: PyTree) -> PyTree:
+            trained = self.model.only_trained(params)
+            return jax.tree.map(lambda a: widened(jnp.zeros((*steps, *a.shape), a.dtype)), trained)
+
         return {
             "inbox": blank((self.program.table.inbox_slots + 1, *x.shape), x, self.empty),
             "buffers": self.slots.init(),
@@ -396,13 +457,20 @@ class RankStep:
             sums = {name: state[name] for name in ("layers", "shared", "loss")}
             carry = state | jax.tree.map(lambda a: jnp.stack([a[1], jnp.zeros_like(a[1])]), sums)
             state = jax.tree.map(lambda a: a[0], sums)
-        done = self.batch_axes if self.each_tick else ()
-        reduce_shared = partial(reduce_gradient, axes=("pipe", *self.batch_axes), done=self.parts)
-        reduce_layers = partial(reduce_gradient, axes=self.batch_axes, done=done, skip=1)
-        shared = jax.tree.map(reduce_shared, state["shared"], self.specs["shared"])
-        layers = jax.tree.map(reduce_layers, self._stacked(state["layers"]), self.layer_specs)
-        shape = (program.chunks, program.places)
-        layers = jax.tree.map(lambda a: give_back(a.reshape(*shape, *a.shape[1:]), program.layout)[None], layers)
+        done = self.sum_axes if self.each_tick else ()
+        reduce_shared = partial(reduce_gradient, axes=("pipe", *self.sum_axes), done=self.parts)
+
+        def finished(name: str, grad: jax.Array, spec: PartitionSpec) -> jax.Array:
+            grad = reduce_gradient(grad, spec, self.sum_axes, skip=1, done=(*done, *self.keep))
+            grad = grad.reshape(program.chunks, self._places(name), *grad.shape[1:])
+            return give_back(grad, program.layout.part(name))[None]
+
+        specs = self.model.only_trained({"shared": dict(self.specs["shared"]), "layers": self.layer_specs})
+        shared = jax.tree.map(reduce_shared, state["shared"], specs["shared"])
+        layers = {
+            name: jax.tree.map(partial(finished, name), tree, specs["layers"][name])
+            for name, tree in self._stacked(state["layers"]).items()
+        }
         return state["loss"], {"shared": shared, "layers": layers}, carry
 
 
@@ -413,8 +481,8 @@ def _is_none(leaf: Any) -> bool:
 def _add(total: PyTree, grads: PyTree, *index: Any) -> PyTree:
     """Adds in place, at the entry of each total that the index names."""
 
-    def leaf(total: jax.Array, grad: jax.Array | None) -> jax.Array:
-        if grad is None:
+    def leaf(total: jax.Array | None, grad: jax.Array | None) -> jax.Array | None:
+        if total is None or grad is None:
             return total
         if not index:
             return total + grad.astype(total.dtype)

@@ -5,8 +5,8 @@ Shapes: L global layers, P ranks, V chunks a rank, J layer places a chunk (the m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,10 +16,29 @@ import numpy as np
 
 from schedules.actions import Schedule
 
-__all__ = ["Borrowed", "StageKind", "StageLayout", "split_layers"]
+__all__ = ["Borrowed", "LayerRun", "StageKind", "StageLayout", "split_layers"]
 
 StageKind = tuple[bool, int, bool]
 """What a stage runs: whether it has the embedding, its number of layers, whether it has the head."""
+
+
+@dataclass(frozen=True, order=True)
+class LayerRun:
+    """Successive layers of a stage that run the same code.
+
+    Attributes:
+        block: the name of that code.
+        count: number of layers.
+        at: the first one's place among the stage's layers.
+        block_at: its place among those that run this code.
+        parts_at: the parts of the parameters that they have, and the first one's place among those that have it.
+    """
+
+    block: str
+    count: int
+    at: int
+    block_at: int
+    parts_at: tuple[tuple[str, int], ...]
 
 
 def split_layers(layers: int, stages: int) -> tuple[range, ...]:
@@ -56,21 +75,72 @@ class StageLayout:
     With several pipelines the first one's stages own the parameters; the stages of the others borrow them for a step
     (`borrowed`), so that every layer is stored once.
 
+    Layers may differ in the parts that their parameters have; a part's stack has the layers that hold it (`part`).
+
     Attributes:
         layers: `layers[stage]` are the stage's global layer numbers.
         placement: `placement[stage]` is its rank.
         pipelines: see `schedules.actions.Schedule`.
+        holders: the layers that hold a part, by its name; a part that is not named is in every layer.
     """
 
     layers: tuple[range, ...]
     placement: tuple[int, ...]
     ranks: int
     pipelines: int = 1
+    holders: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     @classmethod
-    def of(cls, schedule: Schedule, layers: int) -> StageLayout:
+    def of(cls, schedule: Schedule, layers: int, holders: Mapping[str, tuple[int, ...]] | None = None) -> StageLayout:
         parts = split_layers(layers, schedule.depth) * schedule.pipelines
-        return cls(parts, schedule.placement, schedule.ranks, schedule.pipelines)
+        held = tuple((holders or {}).items())
+        return cls(parts, schedule.placement, schedule.ranks, schedule.pipelines, held)
+
+    def part(self, name: str) -> StageLayout:
+        """The layout of a part's stack, whose entries are numbered by themselves."""
+        layers = self._holders.get(name)
+        if layers is None:
+            return self
+
+        def entries(held: range) -> range:
+            inside = [entry for entry, layer in enumerate(layers) if layer in held]
+            return range(inside[0], inside[-1] + 1) if inside else range(0)
+
+        return replace(self, layers=tuple(map(entries, self.layers)), holders=())
+
+    @cached_property
+    def _holders(self) -> dict[str, tuple[int, ...]]:
+        everywhere = {layer for layers in self.layers for layer in layers}
+        return {name: layers for name, layers in self.holders if set(layers) != everywhere}
+
+    @cached_property
+    def part_places(self) -> Mapping[str, int]:
+        """J of each part that is not in every layer."""
+        return {name: self.part(name).table.shape[2] for name in self._holders}
+
+    def runs(self, stage: int, blocks: Mapping[frozenset[str], str]) -> tuple[LayerRun, ...]:
+        """A stage's layers; `blocks` names the code of layers by those parts of theirs that are not in every layer."""
+        found: list[LayerRun] = []
+        for place, layer in enumerate(self.layers[stage]):
+            block = blocks[self.signature(layer)]
+            if found and found[-1].block == block:
+                found[-1] = replace(found[-1], count=found[-1].count + 1)
+                continue
+            before = self.layers[stage][:place]
+            parts = tuple(
+                (name, sum(one in self._holders[name] for one in before)) for name in sorted(self.signature(layer))
+            )
+            ran = sum(run.count for run in found if run.block == block)
+            found.append(LayerRun(block, 1, place, ran, parts))
+        return tuple(found)
+
+    def held(self, parts: Mapping[str, Any], signature: frozenset[str]) -> dict[str, Any]:
+        """Of everything that is by part, what belongs to layers of a signature."""
+        return {name: part for name, part in parts.items() if name in signature or name not in self._holders}
+
+    def signature(self, layer: int) -> frozenset[str]:
+        """The parts of a layer that are not in every layer."""
+        return frozenset(name for name, layers in self._holders.items() if layer in layers)
 
     @property
     def depth(self) -> int:
@@ -121,7 +191,7 @@ class StageLayout:
         return tuple(found)
 
     def to_stages(self, stacked: Any) -> Any:
-        """[L, ...] -> [P, V, J, ...] on every leaf."""
+        """[L, ...] -> [P, V, J, ...] on every leaf of a stack; `part` has each part's layout."""
         used = jnp.asarray(self.table >= 0)
 
         def leaf(array: jax.Array) -> jax.Array:

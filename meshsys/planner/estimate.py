@@ -34,14 +34,14 @@ def estimate(assembly: Assembly) -> EstimatePlan | None:
     if chip is None:
         return None
     alone = _action_seconds(assembly, chip)
-    table, layout, block_of = assembly.program.table, assembly.program.layout, assembly.program.block_of
+    table, layout, runs = assembly.program.table, assembly.program.layout, assembly.program.runs
     of = np.zeros((len(TickTable.KINDS), assembly.schedule.stages))
     spread = assembly.config.pipeline.head == "vocab_parallel"
-    for stage, (first, count, last) in enumerate(layout.kinds()):
+    for stage, (first, _, last) in enumerate(layout.kinds()):
         for number, kind in enumerate(TickTable.KINDS):
             if kind is not None:
                 ends = 0 if spread else first * alone["first", kind] + last * alone["last", kind]
-                of[number, stage] = count * alone[block_of[stage], kind] + ends
+                of[number, stage] = sum(run.count * alone[run.block, kind] for run in runs[stage]) + ends
     ticks = of[table.kind, table.stage]  # 0 where a rank idles
     send = _seconds(assembly, sent_traffic(table, assembly.x)) / table.ticks
     if spread:

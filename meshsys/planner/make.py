@@ -103,8 +103,7 @@ def _mesh(assembly: Assembly) -> MeshPlan:
 def _axes(placement: Placement) -> tuple[AxisPlan, ...]:
     dims = dict(placement.dims)
     return tuple(
-        AxisPlan(name, size, dims[name], placement.hops(name), placement.closes(name))
-        for name, size in placement.axes
+        AxisPlan(name, size, dims[name], placement.hops(name), placement.closes(name)) for name, size in placement.axes
     )
 
 
@@ -131,13 +130,17 @@ def _jax(theirs: Placement | str | None) -> JaxOrderPlan | None:
 def _stages(assembly: Assembly, shapes: Any, values: memory.Values) -> tuple[StagePlan, ...]:
     layout = assembly.program.layout
     shared, layers = shapes["shared"], shapes["layers"]
-    a_layer = _count(layers) // assembly.config.model.layers
+    of_layer = [0] * assembly.config.model.layers
+    for name, numbers in assembly.decoder.holders.items():
+        for number in numbers:
+            of_layer[number] += _count(layers[name]) // len(numbers)
     peaks = memory.peak_microbatches(assembly.schedule)
     stages = []
-    for stage, (first, count, last) in enumerate(layout.kinds()):
-        block = assembly.program.block_of[stage]
-        remat, apart = assembly.program.ways[block]
-        times = {"first": int(first), block: count, "last": int(last)}
+    for stage, (first, _, last) in enumerate(layout.kinds()):
+        remat, apart = assembly.program.treatment[stage]
+        times = {"first": int(first), "last": int(last)}
+        for run in assembly.program.runs[stage]:
+            times[run.block] = times.get(run.block, 0) + run.count
         ends = (_count(shared["embed"]) if first else 0) + (_count(shared["head"]) if last else 0)
 
         def size(found: tuple[ValuePlan, ...], times: dict[str, int] = times) -> int:
@@ -153,7 +156,7 @@ def _stages(assembly: Assembly, shapes: Any, values: memory.Values) -> tuple[Sta
                 head=last,
                 remat=str(remat),
                 recompute_apart=apart,
-                parameters=a_layer * count + ends,
+                parameters=sum(of_layer[layer] for layer in layout.layers[stage]) + ends,
                 residual_bytes=size(values.residuals),
                 stash_bytes=size(values.stash),
                 peak_microbatches=peaks[stage],

@@ -61,7 +61,7 @@ def _value(assembly: Assembly, block: str, crossing: Crossing, start: Kind) -> V
     program = assembly.program
     parts = tensor_parts(crossing.aval.shape, assembly.config.model, assembly.axes["tensor"])
     slots = program.table.counts[program.lifetimes[block, start, crossing.until]]
-    places = program.places if block in program.ways else 1
+    places = program.block_places.get(block, 1)
     size = crossing.bytes // parts
     return ValuePlan(
         block=block,
@@ -150,7 +150,8 @@ def _copies(assembly: Assembly, parameters: int, gradients: int) -> int:
 
 
 def _staged(assembly: Assembly, canonical: PyTree) -> PyTree:
-    layers = jax.eval_shape(assembly.program.layout.to_stages, canonical["layers"])
+    layout = assembly.program.layout
+    layers = {name: jax.eval_shape(layout.part(name).to_stages, part) for name, part in canonical["layers"].items()}
     return {"shared": canonical["shared"], "layers": layers}
 
 
@@ -193,7 +194,7 @@ def _key() -> PyTree:
 def on_ranks(assembly: Assembly, values: Values) -> tuple[RankPlan, ...]:
     """What each rank really fills."""
     schedule, layout, table = assembly.schedule, assembly.program.layout, assembly.program.table
-    kinds, block_of = layout.kinds(), assembly.program.block_of
+    kinds, runs = layout.kinds(), assembly.program.runs
     # Integers would end at 2**63, and what a slip of the finger asks for does not.
     filled = {start: np.zeros((schedule.ranks, table.ticks)) for start in (Kind.F, Kind.R, Kind.I)}
     for end in (Kind.R, Kind.I, Kind.W):
@@ -203,8 +204,9 @@ def on_ranks(assembly: Assembly, values: Values) -> tuple[RankPlan, ...]:
                 if left_by is start and value.until == end and not value.on_host:
                     sizes[value.block] += value.bytes
             for stage, begins, ends in waits(schedule, start, end):
-                first, layers, last = kinds[stage]
-                size = sizes["first"] * first + sizes[block_of[stage]] * layers + sizes["last"] * last
+                first, _, last = kinds[stage]
+                layers = sum(sizes[run.block] * run.count for run in runs[stage])
+                size = sizes["first"] * first + layers + sizes["last"] * last
                 filled[start][schedule.placement[stage], begins : ends + 1] += float(size)
     x = assembly.x
     inbox = np.zeros(schedule.ranks, np.int64)

@@ -35,9 +35,9 @@ def accumulate(decoder: Decoder, *, remat: str = "none", unroll: bool = False) -
         numbers = jnp.arange(layers, dtype=jnp.int32)
         if unroll:
             for one, number in zip(params["layers"], numbers, strict=True):
-                x = layer(one, x, context, number)
+                x, _ = layer(one, x, context, number)
         else:
-            x, _ = jax.lax.scan(lambda x, xs: (layer(xs[0], x, context, xs[1]), None), x, (params["layers"], numbers))
+            x, _ = jax.lax.scan(lambda x, xs: (layer(xs[0], x, context, xs[1])[0], None), x, (params["layers"], numbers))
         return scale * decoder.head(params["shared"], x, context)
 
     def function(params: PyTree, batch: Batch, scale: jax.Array) -> tuple[jax.Array, PyTree]:

@@ -66,7 +66,7 @@ def autodiff_scan(
         return move(x)
 
     def layer(params: PyTree, x: jax.Array, batch: Batch, number: jax.Array) -> jax.Array:
-        return decoder.layer(params, x, decoder.prepare(batch), number)
+        return decoder.layer(params, x, decoder.prepare(batch), number)[0]
 
     if full:
         layer = jax.checkpoint(layer, prevent_cse=unroll)

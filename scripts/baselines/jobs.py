@@ -128,7 +128,7 @@ def stage_jobs(size: Size, kind: Literal["first", "middle", "last"], remat: str)
     model = pipeline_model(decoder)
     blocks = split_model(model, layers[0], shared, microbatch, key, policy)
     first, last = kind == "first", kind == "last"
-    jobs = StageActions(model, blocks, count, first, last, key).jobs(weights, microbatch)
+    jobs = StageActions(model, blocks, (blocks.layer,) * count, first, last, key).jobs(weights, microbatch)
 
     keep: Any = policy.policy
     layer = decoder.layer if remat == "none" else jax.checkpoint(decoder.layer, policy=keep)
@@ -139,7 +139,7 @@ def stage_jobs(size: Size, kind: Literal["first", "middle", "last"], remat: str)
             if first:
                 x = decoder.embed(weights["shared"], shared_by_all)
             for one in weights["layers"]:
-                x = layer(one, x, shared_by_all, number)
+                x, _ = layer(one, x, shared_by_all, number)
             return decoder.head(weights["shared"], x, shared_by_all) if last else x
 
         y, backward = jax.vjp(stage, weights, x)

@@ -44,7 +44,7 @@ def test_the_actions_are_the_stage_s_gradients(first, last, remat, apart, unroll
     if unroll:
         layers = tuple(jax.tree.map(lambda a, i=i: a[i], layers) for i in range(2))
     weights = {"shared": params["shared"], "layers": layers}
-    actions = StageActions(model, blocks, 2, first, last, key, unroll)
+    actions = StageActions(model, blocks, (blocks.layer,) * 2, first, last, key, unroll)
     x = () if first else jnp.asarray(np.random.default_rng(0).normal(size=(2, 8, 16)), jnp.float32)
 
     def stage(weights, x):
@@ -54,7 +54,7 @@ def test_the_actions_are_the_stage_s_gradients(first, last, remat, apart, unroll
             layer = (
                 weights["layers"][place] if unroll else jax.tree.map(lambda a, place=place: a[place], weights["layers"])
             )
-            x = DECODER.layer(layer, x, context, jnp.zeros((), jnp.int32))
+            x, _ = DECODER.layer(layer, x, context, jnp.zeros((), jnp.int32))
         return DECODER.head(weights["shared"], x, context) if last else x
 
     def run(weights, x):

@@ -31,7 +31,7 @@ def test_against_numpy(config):
     @jax.jit
     def both(params, batch):
         context = decoder.prepare(batch)
-        return decoder.logits(params["shared"], decoder.hidden(params, context)), decoder.loss_sum(params, batch)
+        return decoder.logits(params["shared"], decoder.hidden(params, context)[0]), decoder.loss_sum(params, batch)
 
     logits, loss = both(params, batch)
     tokens, targets, positions, segments, weights, _ = map(np.asarray, batch)
@@ -117,7 +117,7 @@ def test_segments_do_not_see_each_other():
 
     @jax.jit
     def logits(params, batch):
-        return decoder.logits(params["shared"], decoder.hidden(params, decoder.prepare(batch)))
+        return decoder.logits(params["shared"], decoder.hidden(params, decoder.prepare(batch))[0])
 
     packed = logits(params, Batch(tokens, tokens, positions, segments, zeros, number))
     forward = jax.jit(decoder.forward)
@@ -156,15 +156,19 @@ def test_a_cache_gives_the_same_hidden_states():
     params = jax.tree.map(lambda a: a[0], random_parameters(decoder)["layers"])
     x = jnp.asarray(np.random.default_rng(1).normal(size=(1, S, BASE.d_model)), jnp.float32)
     context = decoder.prepare(batch)
-    want = jax.jit(decoder.layer)(params, x, context, jnp.int32(0))
+    want, _ = jax.jit(decoder.layer)(params, x, context, jnp.int32(0))
     step = jax.jit(decoder.layer_with_cache)
     keys = values = jnp.zeros((1, S, BASE.num_kv_heads, BASE.size_of_head))
     parts = []
     for start, end in [(0, 4), (4, 5), (5, 6), (6, 7)]:
+        mask = context.mask
         part = context._replace(
-            rotary=tuple(table[:, start:end] for table in context.rotary), bias_BST=context.bias_BST[:, start:end]
+            rotary=tuple(table[:, start:end] for table in context.rotary),
+            mask=mask._replace(
+                query_place_BS=mask.query_place_BS[:, start:end], query_segment_BS=mask.query_segment_BS[:, start:end]
+            ),
         )
-        y, (keys, values) = step(params, x[:, start:end], part, (keys, values, start))
+        y, (keys, values) = step(params, x[:, start:end], part, (keys, values, start), jnp.int32(0))
         parts.append(y)
     np.testing.assert_allclose(jnp.concatenate(parts, axis=1), want, rtol=1e-5, atol=1e-6)
 
@@ -178,7 +182,7 @@ def test_dropout_depends_on_key_layer_and_sequence_alone():
     x = jnp.ones((4, S, BASE.d_model))
 
     def layer(x, batch, key, number):
-        return decoder.layer(params, x, decoder.prepare(batch, key), number)
+        return decoder.layer(params, x, decoder.prepare(batch, key), number)[0]
 
     run = jax.jit(layer, compiler_options=QUICK)
     whole = run(x, batch, jax.random.key(1), jnp.int32(5))
@@ -230,7 +234,7 @@ def test_bfloat16_over_float32():
     params, batch = random_parameters(decoder), random_batch(B, S, V)
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(jnp.float32)}
     context = decoder.prepare(batch)
-    assert jax.eval_shape(decoder.hidden, params, context).dtype == jnp.bfloat16
+    assert jax.eval_shape(decoder.hidden, params, context)[0].dtype == jnp.bfloat16
     loss, exact = (jax.jit(Decoder(c).loss_sum)(params, batch) for c in (decoder.config, BASE))
     assert loss.dtype == jnp.float32
     np.testing.assert_allclose(loss, exact, rtol=2e-2)
