@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 __all__ = ["DType", "LatentAttention", "LoraConfig", "ModelConfig", "MoeConfig", "RopeScaling"]
@@ -307,19 +306,19 @@ class ModelConfig:
     def num_kv_heads(self) -> int:
         return self.kv_heads or self.heads
 
-    @cached_property
+    @property
     def kinds(self) -> tuple[Literal["dense", "moe"], ...]:
         """Of every layer's feed-forward network."""
         moe = self.moe
         return tuple("moe" if moe and n not in moe.dense_layers else "dense" for n in range(self.layers))
 
-    @cached_property
+    @property
     def windows(self) -> tuple[int, ...]:
         """Keys that a query of each layer sees; 0 means all."""
         pattern = self.window_pattern
         return tuple(self.window * pattern[n % len(pattern)] for n in range(self.layers))
 
-    @cached_property
+    @property
     def rotary(self) -> tuple[bool, ...]:
         """Whether each layer has rotary positions."""
         return tuple(self.rope_pattern[n % len(self.rope_pattern)] for n in range(self.layers))

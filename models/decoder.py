@@ -141,7 +141,9 @@ class _Layer(nn.Module):
         if self.kind == "dense":
             y_BSD = Mlp(config, name="mlp")(y_BSD, noise)
         else:
-            y_BSD, loss = Moe(config, self.manual, name="moe")(y_BSD, batch.weights, batch.segment_ids)
+            y_BSD, loss = Moe(config, self.manual, name="moe")(
+                y_BSD, batch.weights, batch.segment_ids, seen.mask.query_place_BS[0] if self.manual.context else None
+            )
         return added("mlp", y_BSD), loss, cache_out
 
 

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 
 from models.config import ModelConfig, MoeConfig
 from models.experts import Weights, run_experts, sort_by_expert
-from models.layers import Mlp, parameter
-from models.parallel import ManualAxes
+from models.layers import Mlp
+from models.parallel import WHOLE, ManualAxes
+from models.parameters import parameter
 from models.routing import capacity, keep_first, load, route, router_loss
 
 __all__ = ["Moe"]
@@ -26,7 +27,7 @@ class Moe(nn.Module):
     """Routed experts, and shared ones beside them (Shazeer et al. 2017; Dai et al. 2024, DeepSeekMoE)."""
 
     config: ModelConfig
-    manual: ManualAxes = ManualAxes()
+    manual: ManualAxes = WHOLE
 
     @nn.compact
     def __call__(
