@@ -97,10 +97,10 @@ def measure(assembly: Assembly, rounds: int = 7) -> Measured:
     """
     layout = assembly.program.layout
     if layout.part_places:
-        layers = assembly.config.model.moe
+        moe = assembly.config.model.moe
         raise ConfigError(
-            f"model.moe.dense_layers={list(layers.dense_layers) if layers else []} makes layers of two kinds, and stages "
-            "are measured with one; leave it out to measure, or give pipeline.costs yourself"
+            f"model.moe.dense_layers={list(moe.dense_layers) if moe else []} makes layers of two kinds, and stages are "
+            "measured with one; leave it out to measure, or give pipeline.costs yourself"
         )
     spread = assembly.program.vocab_parallel
     kinds = tuple(

@@ -70,7 +70,7 @@ class StageActions:
 
     def forward(self, weights: PyTree, x: PyTree, microbatch: PyTree) -> tuple[PyTree, PyTree]:
         """Returns the output and the residuals; a first stage's `x` is `()`."""
-        context, left = self._context(microbatch), {}
+        context, left = self._context(microbatch), dict[str, Any]()
         if self.first:
             x, left["first"] = self.blocks.first.forward(weights["shared"], (), context)
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from meshsys.config import Config
 from meshsys.torus import Flow, Traffic
-from models import count_parameters
+from models.counting import count_parameters, layer_weights
 from schedules.actions import Kind
 from schedules.program import Program
 from schedules.program_tables import Way
@@ -39,13 +39,30 @@ def training_traffic(config: Config, program: Program, x: jax.ShapeDtypeStruct) 
 
 
 def action_traffic(config: Config, x: jax.ShapeDtypeStruct, kind: Kind, way: Way) -> Traffic:
-    """One layer's action: sums over `tensor`, and its weights gathered over `fsdp` where that is done in every tick.
+    """One layer's action.
+
+    Sums over `tensor`; tokens to their `expert`s and back; keys and values round `context`; and the layer's weights
+    gathered over `fsdp`, where that is done in every tick.
 
     Args:
         way: how the layer is treated.
     """
     again = way.remat.kind != "none" and kind in (Kind.I, Kind.B) and not way.apart
+    axes, model = config.mesh.axes, config.model
     found = [Flow("all-reduce", ("tensor",), _bytes(x), _SUMS[kind] + again)]
+    passes = (kind in (Kind.F, Kind.R)) + (1 + again) * (kind in (Kind.I, Kind.B))
+    if axes.expert > 1 and model.moe and (not model.moe.dense_layers or way.parts & {"moe"}):
+        found.append(Flow("all-to-all", ("expert",), _bytes(x) * model.moe.experts_per_token, 2 * passes))
+    if axes.context > 1:
+        heads = (
+            model.heads * (model.size_of_head + model.size_of_value)
+            if model.latent
+            else (2 * model.num_kv_heads * model.size_of_head)
+        )
+        both = _bytes(x) * heads / model.d_model / axes.tensor
+        # A backward sends keys and values round again, and their gradients.
+        rounds = passes + (2 if kind in (Kind.I, Kind.B) else 0)
+        found.append(Flow("rotate", ("context",), both, rounds * (axes.context - 1)))
     if config.pipeline.fsdp_gather == "tick":
         weights = layer_bytes(config, x)
         found.append(Flow("all-gather", ("fsdp",), weights))
@@ -75,17 +92,16 @@ def around_traffic(config: Config, program: Program, x: jax.ShapeDtypeStruct) ->
 
 
 def layer_bytes(config: Config, x: jax.ShapeDtypeStruct) -> float:
-    """One layer's weights in the compute dtype, a device's part along `tensor`."""
-    model = config.model
-    attention = model.d_model * model.size_of_head * (2 * model.heads + 2 * model.num_kv_heads)
-    weights = attention + 3 * model.d_model * model.d_ff
-    return weights * x.dtype.itemsize / config.mesh.axes.tensor
+    """The mean layer's weights in the compute dtype, a device's part along `tensor` and `expert`."""
+    axes, layers = config.mesh.axes, layer_weights(config.model)
+    weights = sum(layer.always + layer.experts / axes.expert for layer in layers) / len(layers)
+    return weights * x.dtype.itemsize / axes.tensor
 
 
 def end_bytes(config: Config, x: jax.ShapeDtypeStruct) -> float:
     """Embedding and head in the compute dtype, a device's part along `tensor`."""
-    whole = count_parameters(config.model) * x.dtype.itemsize / config.mesh.axes.tensor
-    return whole - layer_bytes(config, x) * config.model.layers
+    layers = sum(layer.always + layer.experts for layer in layer_weights(config.model))
+    return (count_parameters(config.model) - layers) * x.dtype.itemsize / config.mesh.axes.tensor
 
 
 def _on_rank(config: Config, program: Program, x: jax.ShapeDtypeStruct, rank: int) -> list[Traffic]:

@@ -38,7 +38,6 @@ __all__ = [
     "Context",
     "Decoder",
     "Run",
-    "count_parameters",
 ]
 
 SAVEABLE_NAMES = ("query_proj", "key_proj", "value_proj", "context", "out_proj", "mlpwi_0", "mlpwi_1", "mlpwo")
@@ -434,9 +433,3 @@ def _abstract_key() -> Any:
 
 def _is_a(kind: type, leaf: Any) -> bool:
     return isinstance(leaf, kind)
-
-
-def count_parameters(config: ModelConfig) -> int:
-    """Number of parameters, tied ones once."""
-    shapes = jax.eval_shape(Decoder(config).init, jax.eval_shape(jax.random.key, 0))
-    return sum(leaf.size for leaf in jax.tree.leaves(shapes))

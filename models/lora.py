@@ -35,7 +35,8 @@ def merge(config: ModelConfig, params: PyTree) -> tuple[ModelConfig, PyTree]:
             return tree
         own = {name: node(leaf) for name, leaf in tree.items() if not name.endswith(LORA_PARAMETERS)}
         for name in adapted(tree):
-            own[name] = _sum(own[name], *(tree[name + end] for end in LORA_PARAMETERS), lora.alpha / lora.rank)
+            first, second = (tree[name + end] for end in LORA_PARAMETERS)
+            own[name] = _sum(own[name], first, second, lora.alpha / lora.rank)
         return own
 
     return replace(config, lora=None), params | {"layers": node(params["layers"])}

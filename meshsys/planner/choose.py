@@ -11,7 +11,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshsys.assemble import assemble
 from meshsys.config import Config
@@ -23,6 +23,7 @@ from meshsys.planner.plan import ChoicePlan, LayoutPlan, SearchPlan
 from meshsys.torus import Topology
 from meshsys.torus.generations import Chip
 from models import ModelConfig
+from models.counting import LayerWeights, layer_weights
 from schedules import families
 
 __all__ = ["config_of", "search"]
@@ -172,12 +173,13 @@ def _schedules(known: Sequence[str], pipe: int, layers: int) -> Iterator[tuple[s
 def _state(config: Config, vocabulary: int, fsdp: int, tensor: int, pipe: int) -> float:
     """Parameters with their moments, and gradients: the least that a device holds."""
     model = config.model
-    parameters = vocabulary * model.d_model + model.layers * _layer_parameters(model)
-    return 12.0 * parameters / (fsdp * tensor * pipe) + 4.0 * model.layers * _layer_parameters(model) / (tensor * pipe)
+    layers = sum(layer.always + layer.experts for layer in _weights(model))
+    parameters = vocabulary * model.d_model + layers
+    return 12.0 * parameters / (fsdp * tensor * pipe) + 4.0 * layers / (tensor * pipe)
 
 
-def _layer_parameters(model: ModelConfig) -> int:
-    return model.d_model * (model.size_of_head * (2 * model.heads + 2 * model.num_kv_heads) + 3 * model.d_ff)
+def _weights(model: ModelConfig) -> tuple[LayerWeights, ...]:
+    return layer_weights(replace(model, vocab_size=model.vocab_size or 1))  # the vocabulary has no part in it
 
 
 def _bound(config: Config, vocabulary: int, layout: LayoutPlan, chip: Chip) -> float:
@@ -185,8 +187,9 @@ def _bound(config: Config, vocabulary: int, layout: LayoutPlan, chip: Chip) -> f
     model, pipe = config.model, layout.pipe
     sequences = config.data.batch_size / (layout.data * layout.fsdp * layout.microbatches)
     tokens = sequences * config.data.sequence_length
-    attention = 4.0 * config.data.sequence_length * model.heads * model.size_of_head
-    layer = tokens * (2.0 * _layer_parameters(model) + attention) / layout.tensor
+    attention = 2.0 * config.data.sequence_length * model.heads * (model.size_of_head + model.size_of_value)
+    active = min(layer.active for layer in _weights(model))
+    layer = tokens * (2.0 * active + attention * (not model.window)) / layout.tensor
     head = tokens * 2.0 * model.d_model * vocabulary / layout.tensor
     passes = 4 if layout.remat == "full" else 3
     per_rank = max(passes * layer * math.ceil(model.layers / pipe), passes * layer * (model.layers // pipe) + 3 * head)
