@@ -1,9 +1,9 @@
 """Gated networks of experts, each over the tokens that go to it.
 
 Tokens are copied to rows sorted by expert, the experts' products run over those, and the rows of a token are summed.
-Both ways are gathers, each the other's transpose, so that neither a gradient nor a sum is a scatter.
+Both ways are gathers, each the other's transpose, so that no gradient is a scatter.
 
-Shapes: T tokens, K experts of a token, C choices (T K), N rows, D d_model, F width of an expert, E experts.
+Shapes: T tokens, K choices of a token, N rows, D d_model, F width of an expert, E experts.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from models.grouped import SPARE_ROWS, grouped_outer, grouped_product
+from models.grouped import grouped_outer, grouped_product, with_spare_rows
 
-__all__ = ["Rows", "Weights", "run_experts", "sort_by_expert"]
+__all__ = ["Copies", "Weights", "collect", "run_experts", "sort_by_expert", "spread", "spread_choices"]
 
 
 class Weights(NamedTuple):
@@ -29,120 +29,127 @@ class Weights(NamedTuple):
     down: jax.Array
 
 
-class Rows(NamedTuple):
-    """The rows of the experts' input, sorted by expert.
+class Copies(NamedTuple):
+    """Rows that tokens are copied to, one for each choice of an expert.
 
     Attributes:
-        choice: what each row is for, int32 [N]: k of token t is choice t K + k.
+        choice: what each row is for, int32 [N]: choice k of token t is t K + k. Rows without one have any.
         row: where each choice is, int32 [T, K].
         kept: which choices have a row, bool [T, K].
-        sizes: how many rows each expert has, int32 [E]; the rest are spare.
     """
 
     choice: jax.Array
     row: jax.Array
     kept: jax.Array
-    sizes: jax.Array
 
 
-def sort_by_expert(expert_TK: jax.Array, kept_TK: jax.Array, experts: int, most: int | None = None) -> Rows:
+def sort_by_expert(
+    expert_TK: jax.Array, kept_TK: jax.Array, experts: int, most: int | None = None
+) -> tuple[Copies, jax.Array]:
     """Gives every kept choice a row.
 
     Args:
-        most: a bound of how many are kept, where one is known.
+        most: a bound on how many are kept, where one is known.
+
+    Returns:
+        The rows, expert 0's first, spare ones last; and how many each expert has, int32 [E].
     """
     T, K = expert_TK.shape
     count = T * K if most is None else min(most, T * K)
-    key_C = jnp.where(kept_TK, expert_TK, experts).reshape(T * K)
-    choice_C = jnp.argsort(key_C, stable=True).astype(jnp.int32)
-    row_TK = jnp.argsort(choice_C).astype(jnp.int32).reshape(T, K)
+    key = jnp.where(kept_TK, expert_TK, experts).reshape(T * K)
+    choice = jnp.argsort(key, stable=True).astype(jnp.int32)
+    row_TK = jnp.argsort(choice).astype(jnp.int32).reshape(T, K)
     numbers = jnp.arange(experts, dtype=jnp.int32)
-    sizes_E = jnp.sum(key_C[:, None] == numbers[None], axis=0, dtype=jnp.int32)
-    return Rows(jnp.pad(choice_C[:count], (0, SPARE_ROWS)), row_TK, kept_TK, sizes_E)
+    sizes_E = jnp.sum(key[:, None] == numbers[None], axis=0, dtype=jnp.int32)
+    spare = with_spare_rows(count) - count
+    return Copies(jnp.pad(choice[:count], (0, spare)), row_TK, kept_TK), sizes_E
 
 
 def run_experts(
-    x_TD: jax.Array, weight_TK: jax.Array, rows: Rows, weights: Weights, activation: Callable[[jax.Array], jax.Array]
+    x_TD: jax.Array,
+    weight_TK: jax.Array,
+    copies: Copies,
+    sizes_E: jax.Array,
+    weights: Weights,
+    activation: Callable[[jax.Array], jax.Array],
 ) -> jax.Array:
     """The sum over each token's experts of `down((activation(x gate) * x up) * weight)`, [T, D].
 
     Args:
         weight_TK: what each expert's output is multiplied by, float32.
+        copies, sizes_E: of `sort_by_expert`.
     """
-    gate_NF, up_NF = _from_tokens(x_TD, (weights.gate, weights.up), rows)
+    gate_NF, up_NF = _from_tokens(x_TD, (weights.gate, weights.up), copies, sizes_E)
     gate_NF, up_NF = checkpoint_name(gate_NF, "mlpwi_0"), checkpoint_name(up_NF, "mlpwi_1")
-    # Weighted before the last product: the gradient of the weights needs no output of an expert then.
-    weight_N = _choices_to_rows(weight_TK, rows).astype(x_TD.dtype)
+    # Weighted before the last product, so that the gradient of the weights needs no output of an expert.
+    weight_N = spread_choices(weight_TK, copies).astype(x_TD.dtype)
     hidden_NF = activation(gate_NF) * up_NF * weight_N[:, None]
-    return checkpoint_name(_to_tokens(hidden_NF, weights.down, rows), "mlpwo")
+    return checkpoint_name(_to_tokens(hidden_NF, weights.down, copies, sizes_E), "mlpwo")
 
 
-def _spread(x_TD: jax.Array, rows: Rows) -> jax.Array:
-    """The token of every row, [N, D]."""
-    return jnp.take(x_TD, rows.choice // rows.row.shape[1], axis=0, mode="clip")
+# --- Copies -------------------------------------------------------------------------------------------------
 
 
-def _collect(y_ND: jax.Array, rows: Rows) -> jax.Array:
-    """The sum of every token's rows, [T, D]: `_spread` transposed."""
-    y_TKD = jnp.take(y_ND, rows.row, axis=0, mode="clip")
-    kept = jnp.where(rows.kept[..., None], y_TKD, jnp.zeros_like(y_TKD))
-    return kept.sum(axis=1, dtype=jnp.float32).astype(y_ND.dtype)
+def spread(x_TD: jax.Array, copies: Copies) -> jax.Array:
+    """The token of every row, [N, D]; not differentiable."""
+    return jnp.take(x_TD, copies.choice // copies.row.shape[1], axis=0, mode="clip")
 
 
-@jax.custom_vjp
-def _choices_to_rows(weight_TK: jax.Array, rows: Rows) -> jax.Array:
-    """[N] of [T, K]."""
-    return jnp.take(weight_TK.reshape(-1), rows.choice, mode="clip")
-
-
-def _choices_backward(rows: Rows, d_N: jax.Array) -> tuple[jax.Array, None]:
-    d_TK = jnp.take(d_N, rows.row, mode="clip")
-    return jnp.where(rows.kept, d_TK, jnp.zeros_like(d_TK)), None
-
-
-_choices_to_rows.defvjp(lambda weight_TK, rows: (_choices_to_rows(weight_TK, rows), rows), _choices_backward)
-
-
-# What follows keeps tokens for the backward, not their copies in rows, and copies them again for each half of it: then
-# what crosses from one half to the other (`schedules.backward`) is tokens too.
+def collect(y_ND: jax.Array, copies: Copies) -> jax.Array:
+    """The sum of every token's rows, [T, D], made in float32: `spread` transposed; not differentiable."""
+    y_TKD = jnp.take(y_ND, copies.row, axis=0, mode="clip")
+    return jnp.where(copies.kept[..., None], y_TKD, jnp.zeros_like(y_TKD)).sum(axis=1, dtype=y_ND.dtype)
 
 
 @jax.custom_vjp
-def _from_tokens(x_TD: jax.Array, matrices_EDF: tuple[jax.Array, ...], rows: Rows) -> tuple[jax.Array, ...]:
+def spread_choices(weight_TK: jax.Array, copies: Copies) -> jax.Array:
+    """What belongs to the choice of every row, [N]."""
+    return jnp.take(weight_TK.reshape(-1), copies.choice, mode="clip")
+
+
+def _spread_choices_back(copies: Copies, d_N: jax.Array) -> tuple[jax.Array, None]:
+    d_TK = jnp.take(d_N, copies.row, mode="clip")
+    return jnp.where(copies.kept, d_TK, jnp.zeros_like(d_TK)), None
+
+
+spread_choices.defvjp(lambda weight_TK, copies: (spread_choices(weight_TK, copies), copies), _spread_choices_back)
+
+
+# --- Products -----------------------------------------------------------------------------------------------
+# What is kept for the backward is tokens and not their copies, which are made again for the gradient of the input and
+# again for that of the matrices. So what crosses from one to the other, where they are cut apart, is tokens too.
+
+
+@jax.custom_vjp
+def _from_tokens(
+    x_TD: jax.Array, matrices_EDF: tuple[jax.Array, ...], copies: Copies, sizes_E: jax.Array
+) -> tuple[jax.Array, ...]:
     """Every row's token times its expert's matrices, [N, F] each."""
-    x_ND = _spread(x_TD, rows)
-    return tuple(grouped_product(x_ND, matrix, rows.sizes) for matrix in matrices_EDF)
+    x_ND = spread(x_TD, copies)
+    return tuple(grouped_product(x_ND, matrix, sizes_E) for matrix in matrices_EDF)
 
 
-def _from_forward(x_TD: jax.Array, matrices_EDF: tuple[jax.Array, ...], rows: Rows) -> tuple:
-    return _from_tokens(x_TD, matrices_EDF, rows), (x_TD, matrices_EDF, rows)
+def _from_tokens_back(kept: tuple, dy_NF: tuple[jax.Array, ...]) -> tuple:
+    x_TD, matrices_EDF, copies, sizes_E = kept
+    back = (grouped_product(dy, m, sizes_E, transposed=True) for dy, m in zip(dy_NF, matrices_EDF, strict=True))
+    dx_TD = collect(reduce(jnp.add, back), copies)
+    x_ND = spread(x_TD, copies)
+    return dx_TD, tuple(grouped_outer(x_ND, dy, sizes_E) for dy in dy_NF), None, None
 
 
-def _from_backward(kept: tuple, dy_NF: tuple[jax.Array, ...]) -> tuple:
-    x_TD, matrices_EDF, rows = kept
-    back = (grouped_product(dy, m, rows.sizes, transposed=True) for dy, m in zip(dy_NF, matrices_EDF, strict=True))
-    dx_TD = _collect(reduce(jnp.add, back), rows)
-    x_ND = _spread(x_TD, rows)
-    return dx_TD, tuple(grouped_outer(x_ND, dy, rows.sizes) for dy in dy_NF), None
-
-
-_from_tokens.defvjp(_from_forward, _from_backward)
+_from_tokens.defvjp(lambda *args: (_from_tokens(*args), args), _from_tokens_back)
 
 
 @jax.custom_vjp
-def _to_tokens(h_NF: jax.Array, matrix_EFD: jax.Array, rows: Rows) -> jax.Array:
+def _to_tokens(h_NF: jax.Array, matrix_EFD: jax.Array, copies: Copies, sizes_E: jax.Array) -> jax.Array:
     """The sum of every token's rows times their expert's matrix, [T, D]."""
-    return _collect(grouped_product(h_NF, matrix_EFD, rows.sizes), rows)
+    return collect(grouped_product(h_NF, matrix_EFD, sizes_E), copies)
 
 
-def _to_forward(h_NF: jax.Array, matrix_EFD: jax.Array, rows: Rows) -> tuple:
-    return _to_tokens(h_NF, matrix_EFD, rows), (h_NF, matrix_EFD, rows)
+def _to_tokens_back(kept: tuple, dy_TD: jax.Array) -> tuple:
+    h_NF, matrix_EFD, copies, sizes_E = kept
+    dh_NF = grouped_product(spread(dy_TD, copies), matrix_EFD, sizes_E, transposed=True)
+    return dh_NF, grouped_outer(h_NF, spread(dy_TD, copies), sizes_E), None, None
 
 
-def _to_backward(kept: tuple, dy_TD: jax.Array) -> tuple:
-    h_NF, matrix_EFD, rows = kept
-    dh_NF = grouped_product(_spread(dy_TD, rows), matrix_EFD, rows.sizes, transposed=True)
-    return dh_NF, grouped_outer(h_NF, _spread(dy_TD, rows), rows.sizes), None
-
-
-_to_tokens.defvjp(_to_forward, _to_backward)
+_to_tokens.defvjp(lambda *args: (_to_tokens(*args), args), _to_tokens_back)

@@ -9,6 +9,7 @@ Shapes: N rows, G groups, D inputs, F outputs.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,16 +17,19 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-__all__ = ["PRODUCT", "SPARE_ROWS", "grouped_outer", "grouped_product"]
+__all__ = ["PRODUCT", "grouped_outer", "grouped_product", "with_spare_rows"]
 
 PyTree = Any
 
-_BLOCKS = (256, 64, 16)  # large ones first: each block reads its matrix once
-SPARE_ROWS = _BLOCKS[-1]
-"""How many rows there must be after the last group's, for the block that reaches over its end."""
+_BLOCKS = (16, 32, 64, 128, 256)  # rows; a group's last block is the smallest that holds what is left
 
 PRODUCT = "grouped_product"
 """Name of a product (`jax.ad_checkpoint.checkpoint_name`), for policies that keep matmuls."""
+
+
+def with_spare_rows(count: int) -> int:
+    """How many rows there must be for `count` of them, as the last group's last block reaches over its end."""
+    return count + min(max(_BLOCKS[0], count), _BLOCKS[-1] // 2)
 
 
 def grouped_product(
@@ -34,8 +38,8 @@ def grouped_product(
     """Each row times its group's matrix, [N, F] in the rows' dtype.
 
     Args:
-        sizes_G: rows of each group, int32; the first rows are group 0's. Their sum is at most N - SPARE_ROWS; what the
-            result has in other rows means nothing.
+        sizes_G: rows of each group, int32; the first rows are group 0's. After the last group's there are others
+            (`with_spare_rows`), which have no meaning in the result.
         transposed: the matrices are [G, F, D].
     """
     contracted = 2 if transposed else 1
@@ -111,15 +115,19 @@ def _each_group(sizes_G: jax.Array, body: Callable[..., PyTree], carry: PyTree) 
 def _each_block(start: jax.Array, size: jax.Array, most: int, body: Callable[..., PyTree], carry: PyTree) -> PyTree:
     """`carry = body(first row, rows of the block, rows of the group from there on, carry)`."""
 
-    def blocks(rows: int, count: jax.Array, carry: PyTree) -> PyTree:
+    def blocks(rows: int, count: jax.Array, start: jax.Array, left: jax.Array, carry: PyTree) -> PyTree:
         def step(i: jax.Array, carry: PyTree) -> PyTree:
-            return body(start + i * rows, rows, size - i * rows, carry)
+            return body(start + i * rows, rows, left - i * rows, carry)
 
         return jax.lax.fori_loop(0, count, step, carry)
 
-    fitting = [rows for rows in _BLOCKS if rows <= most]
-    for rows in fitting:
-        count = -(-size // rows) if rows == fitting[-1] else size // rows
-        carry = blocks(rows, count, carry)
-        start, size = start + count * rows, size - count * rows
+    largest = _BLOCKS[-1]
+    count = size // largest
+    if largest <= most:
+        carry = blocks(largest, count, start, size, carry)
+        start, size = start + count * largest, size - count * largest
+    for below, rows in itertools.pairwise((0, *_BLOCKS)):
+        if rows <= most:
+            fits = (size > below) & (size <= rows)
+            carry = blocks(rows, fits.astype(jnp.int32), start, size, carry)
     return carry

@@ -20,7 +20,7 @@ from models.parallel import WHOLE, ManualAxes
 from models.parameters import parameter, projected
 from models.rotary import Rotary, rotate
 
-__all__ = ["Attention", "Cache", "Mlp", "RmsNorm", "Seen"]
+__all__ = ["ACTIVATIONS", "Attention", "Cache", "Mlp", "RmsNorm", "Seen"]
 
 Cache = tuple[jax.Array, jax.Array, jax.Array]
 """Keys [B, T, K, H], values [B, T, K, V], and the place from which new ones are written."""
@@ -152,7 +152,7 @@ class Attention(nn.Module):
         return y + bias.astype(y.dtype)[None, None]
 
 
-_ACTIVATIONS = {
+ACTIVATIONS = {
     "silu": jax.nn.silu,
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
@@ -178,5 +178,5 @@ class Mlp(nn.Module):
 
         gate_BSF = checkpoint_name(product("gate", x_BSD, (D, F), ("embed", "mlp")), "mlpwi_0")
         up_BSF = checkpoint_name(product("up", x_BSD, (D, F), ("embed", "mlp")), "mlpwi_1")
-        hidden_BSF = _ACTIVATIONS[config.activation](gate_BSF) * up_BSF
+        hidden_BSF = ACTIVATIONS[config.activation](gate_BSF) * up_BSF
         return checkpoint_name(product("down", hidden_BSF, (F, D), ("mlp", "embed")), "mlpwo")

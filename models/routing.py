@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from models.config import MoeConfig
+from models.parallel import zigzag_order
 
-__all__ = ["Routing", "keep_first", "load", "route", "router_loss"]
+__all__ = ["Routing", "keep_first", "largest_capacity", "load", "route", "router_loss"]
 
 
 class Routing(NamedTuple):
@@ -110,50 +111,49 @@ def router_loss(
     return total
 
 
-def load(routing: Routing, counted_BS: jax.Array, experts: int) -> jax.Array:
+def load(routing: Routing, counted_BS: jax.Array, moe: MoeConfig) -> jax.Array:
     """How many tokens chose each expert beyond the mean of all experts, float32 [E]."""
-    tokens_E = _chosen(routing.expert, counted_BS, experts).sum(axis=(0, 1)).astype(jnp.float32)
+    tokens_E = _chosen(routing.expert, counted_BS, moe.experts).sum(axis=(0, 1)).astype(jnp.float32)
     return tokens_E - tokens_E.mean()
 
 
-def keep_first(
-    expert_BSK: jax.Array, counted_BS: jax.Array, moe: MoeConfig, place_S: jax.Array | None, axis: str | None
-) -> jax.Array:
-    """Which choices are within their expert's capacity, bool [B, S, K]: the first in each sequence.
+def keep_first(expert_BSK: jax.Array, counted_BS: jax.Array, moe: MoeConfig, axis: str | None) -> jax.Array:
+    """Which choices are within their expert's capacity, bool [B, S, K]: the first ones in each sequence.
 
-    An expert takes `ceil(capacity_factor K tokens / E)` of a sequence's tokens.
+    An expert takes `ceil(capacity_factor K tokens / E)` of a sequence's tokens, whatever the microbatch.
 
     Args:
-        axis: a manual mesh axis that divides the sequences.
-        place_S: then, the places in the whole sequence of the tokens that are here.
+        axis: a manual mesh axis that divides the sequences as `models.parallel.zigzag_order` does.
     """
-    chosen_BSE = _chosen(expert_BSK, counted_BS, moe.experts)
-    if axis is None:
-        whole_BSE, counted = chosen_BSE, counted_BS
+    chosen_BSE, parts = _chosen(expert_BSK, counted_BS, moe.experts), _parts(axis)
+    if axis is None or parts == 1:
+        whole_BSE = chosen_BSE
+        before_BSE = jnp.cumsum(whole_BSE, axis=1) - whole_BSE
     else:
-        assert place_S is not None
-        places = jax.lax.all_gather(place_S, axis, tiled=True)
-        whole_BSE = jax.lax.all_gather(chosen_BSE, axis, axis=1, tiled=True)
-        whole_BSE = jnp.zeros_like(whole_BSE).at[:, places].set(whole_BSE)
-        counted = jax.lax.all_gather(counted_BS, axis, axis=1, tiled=True)
-    before_BSE = jnp.cumsum(whole_BSE, axis=1) - whole_BSE
-    if axis is not None:
-        before_BSE = before_BSE[:, place_S]
-    capacity_B = jnp.asarray(_capacities(whole_BSE.shape[1], moe))[counted.sum(axis=1, dtype=jnp.int32)]
+        places = zigzag_order(parts * chosen_BSE.shape[1], parts)
+        whole_BSE = jax.lax.all_gather(chosen_BSE, axis, axis=1, tiled=True)[:, np.argsort(places)]
+        own_S = jnp.asarray(places.reshape(parts, -1))[jax.lax.axis_index(axis)]
+        before_BSE = (jnp.cumsum(whole_BSE, axis=1) - whole_BSE)[:, own_S]
+    tokens_B = _sum_over(counted_BS.sum(axis=1, dtype=jnp.int32), axis)
+    capacity_B = jnp.asarray(_capacities(whole_BSE.shape[1], moe))[tokens_B]
     return (_of_expert(before_BSE, expert_BSK) < capacity_B[:, None, None]) & counted_BS[..., None]
 
 
-def capacity(length: int, moe: MoeConfig) -> int:
-    """The most tokens of a sequence of `length` that an expert takes."""
-    return min(length, int(_capacities(length, moe)[-1])) if moe.capacity_factor else length
+def largest_capacity(length: int, moe: MoeConfig, axis: str | None) -> int:
+    """The most tokens that an expert takes of `length` of a sequence, all it has on a device."""
+    return min(length, int(_capacities(length * _parts(axis), moe)[-1]))
 
 
 def _capacities(length: int, moe: MoeConfig) -> np.ndarray:
-    """By the number of a sequence's tokens, int32 [length + 1]."""
+    """Of an expert, by how many tokens a sequence has, int32 [length + 1]."""
     share = moe.capacity_factor * moe.experts_per_token * np.arange(length + 1) / moe.experts
     return np.ceil(share.round(6)).astype(np.int32)  # rounded, so that 1.1 * 10 is 11
 
 
+def _parts(axis: str | None) -> int:
+    return 1 if axis is None else jax.lax.axis_size(axis)
+
+
 def _sum_over(value: jax.Array, axis: str | None) -> jax.Array:
     # XLA cannot partition a sum over manual axes of size 1 beside automatic ones.
-    return value if axis is None or jax.lax.axis_size(axis) == 1 else jax.lax.psum(value, axis)
+    return jax.lax.psum(value, axis) if _parts(axis) > 1 else value
