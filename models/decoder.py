@@ -140,9 +140,7 @@ class _Layer(nn.Module):
         if self.kind == "dense":
             y_BSD = Mlp(config, name="mlp")(y_BSD, noise)
         else:
-            y_BSD, loss = Moe(config, self.manual, name="moe")(
-                y_BSD, batch.weights, batch.segment_ids, seen.mask.query_place_BS[0] if self.manual.context else None
-            )
+            y_BSD, loss = Moe(config, self.manual, name="moe")(y_BSD, batch.weights, batch.segment_ids, noise)
         return added("mlp", y_BSD), loss, cache_out
 
 
