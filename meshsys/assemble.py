@@ -154,6 +154,11 @@ def _check_axes(config: Config) -> None:
     axes, model = config.mesh.axes, config.model
     if axes.expert > 1 and model.moe is None:
         raise ConfigError(f"mesh.axes.expert={axes.expert}, but this model has no experts; set mesh.axes.expert=1")
+    if axes.context > 1 and axes.context % 2:
+        raise ConfigError(
+            f"mesh.axes.context={axes.context} is odd, and ring attention pairs the devices that share a sequence; set "
+            f"mesh.axes.context={axes.context - 1 if axes.context > 3 else 2} or {axes.context + 1}"
+        )
     length, shares = config.data.sequence_length, 2 * axes.context
     if axes.context > 1 and length % shares:
         raise ConfigError(

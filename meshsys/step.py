@@ -21,7 +21,7 @@ from meshsys.inputs import abstract_batch
 from meshsys.optimizer import learning_rate, make_optimizer
 from meshsys.sharding import BATCH_AXES, KEPT_AXES, canonical_specs, named, training_specs
 from models import Batch
-from models.parallel import zigzag_order
+from models.attention import zigzag_order
 from schedules.collectives import is_spec
 from schedules.program import compiler_options
 
@@ -236,11 +236,12 @@ class Step:
             batch.index_B,
         )
         microbatches = self.assembly.config.pipeline.microbatches
-        order = zigzag_order(self.assembly.config.data.sequence_length, self._context)
+        length, parts = self.assembly.config.data.sequence_length, self._context
+        order = zigzag_order(length, parts) if parts > 1 else None
 
         def one(field: np.ndarray, sharding: NamedSharding) -> jax.Array:
             whole = field.reshape(microbatches, -1, *field.shape[1:])
-            if self._context > 1 and whole.ndim > 2:
+            if order is not None and whole.ndim > 2:
                 whole = whole[:, :, order]
             return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 

@@ -23,12 +23,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from models.attention import Mask, causal_mask
+from models.attention import Mask, causal_mask, zigzag_order
 from models.config import ModelConfig
 from models.dropout import Noise
 from models.layers import Attention, Cache, Mlp, RmsNorm, Seen
 from models.moe import Moe
-from models.parallel import WHOLE, ManualAxes, zigzag_order
+from models.parallel import WHOLE, ManualAxes
 from models.parameters import parameter
 from models.rotary import Rotary, rotary_table
 

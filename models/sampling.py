@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from models.attention import Mask
 from models.decoder import Batch, Decoder
-from models.masks import Mask
 
 __all__ = ["sample"]
 
