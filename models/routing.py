@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from models.attention import zigzag_order
 from models.config import MoeConfig
-from models.parallel import zigzag_order
 
 __all__ = ["Routing", "keep_first", "largest_capacity", "load", "route", "router_loss"]
 
