@@ -122,7 +122,7 @@ def _give(x_TD: jax.Array, copies: Copies, axis: str) -> jax.Array:
 
 
 _give.defvjp(
-    lambda x_TD, copies, axis: (_give(x_TD, copies, axis), copies),
+    lambda x_TD, copies, axis: (_swap(spread(x_TD, copies), axis), copies),
     lambda axis, copies, d_CD: (collect(_swap(d_CD, axis), copies), None),
 )
 
@@ -134,7 +134,7 @@ def _take_back(y_CD: jax.Array, copies: Copies, axis: str) -> jax.Array:
 
 
 _take_back.defvjp(
-    lambda y_CD, copies, axis: (_take_back(y_CD, copies, axis), copies),
+    lambda y_CD, copies, axis: (collect(_swap(y_CD, axis), copies), copies),
     lambda axis, copies, d_TD: (_swap(spread(d_TD, copies), axis), None),
 )
 

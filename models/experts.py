@@ -92,7 +92,8 @@ def run_experts(
 
 def spread(x_TD: jax.Array, copies: Copies) -> jax.Array:
     """The token of every row, [N, D]; not differentiable."""
-    return jnp.take(x_TD, copies.choice // copies.row.shape[1], axis=0, mode="clip")
+    token_N = jax.lax.div(copies.choice, jnp.full_like(copies.choice, copies.row.shape[1]))
+    return jnp.take(x_TD, token_N, axis=0, mode="clip")
 
 
 def collect(y_ND: jax.Array, copies: Copies) -> jax.Array:
@@ -104,7 +105,11 @@ def collect(y_ND: jax.Array, copies: Copies) -> jax.Array:
 @jax.custom_vjp
 def spread_choices(weight_TK: jax.Array, copies: Copies) -> jax.Array:
     """What belongs to the choice of every row, [N]."""
-    return jnp.take(weight_TK.reshape(-1), copies.choice, mode="clip")
+    return _spread_choices_forward(weight_TK, copies)[0]
+
+
+def _spread_choices_forward(weight_TK: jax.Array, copies: Copies) -> tuple[jax.Array, Copies]:
+    return jnp.take(weight_TK.reshape(-1), copies.choice, mode="clip"), copies
 
 
 def _spread_choices_back(copies: Copies, d_N: jax.Array) -> tuple[jax.Array, None]:
@@ -112,12 +117,11 @@ def _spread_choices_back(copies: Copies, d_N: jax.Array) -> tuple[jax.Array, Non
     return jnp.where(copies.kept, d_TK, jnp.zeros_like(d_TK)), None
 
 
-spread_choices.defvjp(lambda weight_TK, copies: (spread_choices(weight_TK, copies), copies), _spread_choices_back)
+spread_choices.defvjp(_spread_choices_forward, _spread_choices_back)
 
 
 # --- Products -----------------------------------------------------------------------------------------------
-# What is kept for the backward is tokens and not their copies, which are made again for the gradient of the input and
-# again for that of the matrices. So what crosses from one to the other, where they are cut apart, is tokens too.
+# What is kept for the backward is tokens and not their copies in rows, which are made again.
 
 
 @jax.custom_vjp
@@ -125,8 +129,15 @@ def _from_tokens(
     x_TD: jax.Array, matrices_EDF: tuple[jax.Array, ...], copies: Copies, sizes_E: jax.Array
 ) -> tuple[jax.Array, ...]:
     """Every row's token times its expert's matrices, [N, F] each."""
+    return _from_tokens_forward(x_TD, matrices_EDF, copies, sizes_E)[0]
+
+
+def _from_tokens_forward(
+    x_TD: jax.Array, matrices_EDF: tuple[jax.Array, ...], copies: Copies, sizes_E: jax.Array
+) -> tuple[tuple[jax.Array, ...], tuple]:
     x_ND = spread(x_TD, copies)
-    return tuple(grouped_product(x_ND, matrix, sizes_E) for matrix in matrices_EDF)
+    y_NF = tuple(grouped_product(x_ND, matrix, sizes_E) for matrix in matrices_EDF)
+    return y_NF, (x_TD, matrices_EDF, copies, sizes_E)
 
 
 def _from_tokens_back(kept: tuple, dy_NF: tuple[jax.Array, ...]) -> tuple:
@@ -137,19 +148,26 @@ def _from_tokens_back(kept: tuple, dy_NF: tuple[jax.Array, ...]) -> tuple:
     return dx_TD, tuple(grouped_outer(x_ND, dy, sizes_E) for dy in dy_NF), None, None
 
 
-_from_tokens.defvjp(lambda *args: (_from_tokens(*args), args), _from_tokens_back)
+_from_tokens.defvjp(_from_tokens_forward, _from_tokens_back)
 
 
 @jax.custom_vjp
 def _to_tokens(h_NF: jax.Array, matrix_EFD: jax.Array, copies: Copies, sizes_E: jax.Array) -> jax.Array:
     """The sum of every token's rows times their expert's matrix, [T, D]."""
-    return collect(grouped_product(h_NF, matrix_EFD, sizes_E), copies)
+    return _to_tokens_forward(h_NF, matrix_EFD, copies, sizes_E)[0]
+
+
+def _to_tokens_forward(
+    h_NF: jax.Array, matrix_EFD: jax.Array, copies: Copies, sizes_E: jax.Array
+) -> tuple[jax.Array, tuple]:
+    return collect(grouped_product(h_NF, matrix_EFD, sizes_E), copies), (h_NF, matrix_EFD, copies, sizes_E)
 
 
 def _to_tokens_back(kept: tuple, dy_TD: jax.Array) -> tuple:
     h_NF, matrix_EFD, copies, sizes_E = kept
-    dh_NF = grouped_product(spread(dy_TD, copies), matrix_EFD, sizes_E, transposed=True)
-    return dh_NF, grouped_outer(h_NF, spread(dy_TD, copies), sizes_E), None, None
+    dy_ND = spread(dy_TD, copies)
+    dh_NF = grouped_product(dy_ND, matrix_EFD, sizes_E, transposed=True)
+    return dh_NF, grouped_outer(h_NF, dy_ND, sizes_E), None, None
 
 
-_to_tokens.defvjp(lambda *args: (_to_tokens(*args), args), _to_tokens_back)
+_to_tokens.defvjp(_to_tokens_forward, _to_tokens_back)

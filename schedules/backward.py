@@ -42,8 +42,8 @@ _CALLS = frozenset({"pjit", "jit", "remat", "remat2", "checkpoint", "closed_call
 # Elementwise or mere rearrangement: cheaper to repeat than to hand over, where that takes fewer bytes.
 _CHEAP = frozenset(
     """
-    add add_any and broadcast_in_dim convert_element_type copy div eq expand_dims ge gt integer_pow le lt max min mul
-    name ne neg not one_minus_square or reduce_precision reshape select_n sign square squeeze sub transpose
+    add add_any and broadcast_in_dim convert_element_type copy div eq expand_dims gather ge gt integer_pow le lt max min
+    mul name ne neg not one_minus_square or reduce_precision reshape select_n sign square squeeze sub transpose
     """.split()
 )
 # Cheap enough to run in I or in W, whichever hands over fewer bytes, but not twice.

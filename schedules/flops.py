@@ -12,7 +12,10 @@ __all__ = ["product_flops", "product_traffic"]
 
 
 def product_flops(function: Callable, *args: Any) -> float:
-    """FLOPs of the matrix products of a function, two for each multiplication and addition."""
+    """FLOPs of the matrix products of a function, two for each multiplication and addition.
+
+    A loop of unknown length counts once, a conditional as its largest branch.
+    """
     return _sum(jax.make_jaxpr(function)(*args).jaxpr, _flops)
 
 
@@ -21,11 +24,14 @@ def product_traffic(function: Callable, *args: Any) -> float:
     return _sum(jax.make_jaxpr(function)(*args).jaxpr, _bytes)
 
 
-
 def _flops(equation: Any) -> float:
-    (contracted, _), _ = equation.params["dimension_numbers"]
-    left = equation.invars[0].aval.shape
-    return 2.0 * equation.outvars[0].aval.size * float(np.prod([left[i] for i in contracted]))
+    left, right, out = equation.invars[0].aval, equation.invars[1].aval, equation.outvars[0].aval
+    ragged = equation.params.get("ragged_dot_dimension_numbers")
+    (contracted, _), _ = ragged.dot_dimension_numbers if ragged else equation.params["dimension_numbers"]
+    length = float(np.prod([left.shape[i] for i in contracted]))
+    if ragged and not ragged.rhs_group_dimensions:  # each row of the contracted dimension is in one group
+        return 2.0 * left.size * right.size / length
+    return 2.0 * out.size * length
 
 
 def _bytes(equation: Any) -> float:
@@ -35,10 +41,13 @@ def _bytes(equation: Any) -> float:
 def _sum(jaxpr: Any, of_product: Callable[[Any], float]) -> float:
     total = 0.0
     for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
+        if equation.primitive.name in ("dot_general", "ragged_dot_general"):
             total += of_product(equation)
-        times = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
-        total += times * sum(_sum(inner, of_product) for inner in _inner(equation.params.values()))
+        inner = [_sum(inner, of_product) for inner in _inner(equation.params.values())]
+        if equation.primitive.name == "cond":
+            total += max(inner)  # one branch runs
+        else:
+            total += sum(inner) * (equation.params["length"] if equation.primitive.name == "scan" else 1)
     return total
 
 

@@ -10,6 +10,8 @@ import jax
 
 __all__ = ["Remat"]
 
+_PRODUCTS = ("grouped_product",)  # names of results of matmuls that are no `dot_general`
+
 
 @dataclass(frozen=True)
 class Remat:
@@ -55,7 +57,7 @@ class Remat:
         if self.kind == "full":
             return None
         if self.kind == "dots":
-            return policies.dots_saveable
+            return policies.save_from_both_policies(policies.dots_saveable, policies.save_only_these_names(*_PRODUCTS))
         if self.kind == "names":
             return policies.save_only_these_names(*self.names)
         return policies.save_and_offload_only_these_names(
