@@ -1,0 +1,102 @@
+"""Where parameters come from: files of any format, read part by part as the shards of a mesh need them.
+
+A format is a `WeightSource`; `fill` makes one parameter of it on a mesh, in whatever form its layers are stacked.
+
+Shapes: L layers; P ranks, V chunks a rank, J layer places a chunk (`schedules.stages`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from models.config import ModelConfig
+
+__all__ = ["Index", "PretrainedError", "WeightSource", "fill"]
+
+Index = tuple[slice, ...]
+"""A part of a parameter without its layer axes: one slice a dimension, with a start, a stop and no step."""
+
+
+class PretrainedError(ValueError):
+    """A file that cannot be used; one line that names the file, what in it, and the way out."""
+
+
+class WeightSource(Protocol):
+    """The parameters of a model in a file or folder, in canonical form.
+
+    Whoever makes one has checked that all parameters of `config` are there, of the right shapes and of dtypes that
+    can be read, and that nothing else is: only damage in the middle of a file is left for `read` to find.
+
+    A `leaf` is the path of a parameter, joined by dots: `shared.embed.embedding`, `layers.attention.query`,
+    `layers.moe.gate`. A source has none of the low-rank updates (`query_lora_a`).
+
+    Attributes:
+        path: the file or folder, as messages name it.
+        config: the architecture: as `ModelConfig`'s defaults where a file says nothing (dtype, dropout, lora).
+        notes: what the file holds and the model has no place for, a line each.
+    """
+
+    path: Path
+    config: ModelConfig
+    notes: tuple[str, ...]
+
+    def read(self, leaf: str, layer: int | None, index: Index, out: np.ndarray) -> None:
+        """Writes a part of one layer's parameter to `out`, in the layout of the canonical form.
+
+        Matrices are [in, out], rotary dimensions are in halves. Reads no more of the file than it has to.
+
+        Args:
+            layer: global number of the layer; None for parameters that no layer has.
+            index: of the part.
+            out: of the part's shape and of any float dtype, to which values are converted.
+
+        Raises:
+            PretrainedError: the file is damaged there.
+        """
+
+
+def fill(
+    source: WeightSource,
+    leaf: str,
+    shape: jax.ShapeDtypeStruct,
+    layers: np.ndarray | None = None,
+) -> jax.Array:
+    """One parameter on its mesh; at most one shard of it is on the host besides.
+
+    Args:
+        leaf: see `WeightSource`.
+        shape: of the result, with its dtype and sharding.
+        layers: numbers of the layers that the leading axes hold, as [L] for the canonical form or as the table
+            [P, V, J] of the training form; -1 gives zeros. None for a parameter that no layer has.
+    """
+    assert shape.sharding is not None
+    indices = shape.sharding.addressable_devices_indices_map(shape.shape)
+    devices: dict[Index, list[jax.Device]] = {}
+    for device, index in indices.items():
+        devices.setdefault(_concrete(index, shape.shape), []).append(device)
+    shards = {}
+    for index, holders in devices.items():  # replicas are read once
+        shard = _shard(source, leaf, index, shape.dtype, layers)
+        shards |= {device: jax.device_put(shard, device) for device in holders}
+    return jax.make_array_from_single_device_arrays(shape.shape, shape.sharding, [shards[one] for one in indices])
+
+
+def _shard(source: WeightSource, leaf: str, index: Index, dtype: Any, layers: np.ndarray | None) -> np.ndarray:
+    out = np.zeros([part.stop - part.start for part in index], dtype)
+    if layers is None:
+        source.read(leaf, None, index, out)
+        return out
+    here = layers[index[: layers.ndim]]
+    for place in np.ndindex(here.shape):
+        if (number := int(here[place])) >= 0:
+            source.read(leaf, number, index[layers.ndim :], out[*place, ...])
+    return out
+
+
+def _concrete(index: tuple[slice, ...] | None, shape: tuple[int, ...]) -> Index:
+    whole = index or (slice(None),) * len(shape)
+    return tuple(slice(*part.indices(size)[:2]) for part, size in zip(whole, shape, strict=True))
