@@ -7,6 +7,7 @@ Shapes: L layers; P ranks, V chunks a rank, J layer places a chunk (`schedules.s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,11 +38,14 @@ class WeightSource(Protocol):
     Attributes:
         path: the file or folder, as messages name it.
         config: the architecture: as `ModelConfig`'s defaults where a file says nothing (dtype, dropout, lora).
+        facts: what a config.json says besides the architecture: `model_type`, `max_position_embeddings`,
+            `bos_token_id`, `eos_token_id`, `pad_token_id`, as far as they are known.
         notes: what the file holds and the model has no place for, a line each.
     """
 
     path: Path
     config: ModelConfig
+    facts: Mapping[str, Any]
     notes: tuple[str, ...]
 
     def read(self, leaf: str, layer: int | None, index: Index, out: np.ndarray) -> None:
@@ -78,7 +82,7 @@ def fill(
     devices: dict[Index, list[jax.Device]] = {}
     for device, index in indices.items():
         devices.setdefault(_concrete(index, shape.shape), []).append(device)
-    shards = {}
+    shards: dict[jax.Device, jax.Array] = {}
     for index, holders in devices.items():  # replicas are read once
         shard = _shard(source, leaf, index, shape.dtype, layers)
         shards |= {device: jax.device_put(shard, device) for device in holders}
