@@ -55,16 +55,16 @@ def train_sentencepiece(folder: Path, **options: int) -> Path:
     return folder / "tokenizer.model"
 
 
-def check_round_trip(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode(TEXT)
+def check_round_trip(tokenizer: Tokenizer, text: str = TEXT) -> None:
+    ids = tokenizer.encode(text)
     assert ids.dtype == np.int32 and ids.ndim == 1
     assert 0 <= ids.min() and ids.max() < tokenizer.vocab_size
     ends = {end for end in (tokenizer.eos_id, tokenizer.bos_id) if end is not None}
     assert not ends & set(ids.tolist())
     assert all(end < tokenizer.vocab_size for end in ends)
-    assert tokenizer.decode(ids) == TEXT
+    assert tokenizer.decode(ids) == text
     padded_vocabulary = tokenizer.vocab_size + 50
-    assert tokenizer.decode([*ends, *ids, tokenizer.eos_id, padded_vocabulary]) == TEXT
+    assert tokenizer.decode([*ends, *ids, tokenizer.eos_id, padded_vocabulary]) == text
     assert tokenizer.encode("").shape == (0,) and tokenizer.decode([]) == ""
 
 
