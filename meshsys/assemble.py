@@ -102,7 +102,7 @@ def assemble(config: Config, *, poison: bool = False) -> Assembly:
         ConfigError: parts that do not fit; the message names the options.
     """
     check_source(config.data.source)
-    tokenizer = load_tokenizer(config.data.tokenizer)
+    tokenizer = load_tokenizer(config.data.tokenizer, chat_template=config.data.chat_template)
     config = _with_vocabulary(config, tokenizer)
     _place(config)
     _check_axes(config)

@@ -107,15 +107,22 @@ class DataConfig(Section):
     Attributes:
         source: `python_docs` for the text that every Python carries, or a file, a folder or a glob
             (.txt, .md, .py, .rst, .jsonl).
+        format: of the documents: `text`, or `chat`, JSONL with messages, of which the assistant's are learned.
         text_field: the field that holds the text in JSONL.
-        tokenizer: `bytes`, or a Hugging Face `tokenizer.json`, or a SentencePiece `*.model`.
+        too_long: whether a conversation that a row is too short for is cut (`truncate`), left out (`drop`) or an
+            `error`.
+        tokenizer: `bytes`, or a Hugging Face `tokenizer.json`, or a SentencePiece `*.model`, or a GGUF file.
+        chat_template: a file of Jinja source, in place of the tokenizer's own template.
         sequence_length: tokens in a sequence, inputs and targets overlapping by all but one.
         batch_size: sequences in a step, over all devices.
     """
 
     source: Text = "python_docs"
+    format: Literal["text", "chat"] = "text"
     text_field: Text = "text"
+    too_long: Literal["truncate", "drop", "error"] = "truncate"
     tokenizer: Text = "bytes"
+    chat_template: Text | None = None
     sequence_length: int = Field(default=128, ge=2, le=INT32_MAX)
     batch_size: Count = 16
 

@@ -82,6 +82,8 @@ def _run(
         state = step.from_canonical(restored[0])
         taken = int(state.step)
         _print(f"resuming {config.run.name} after step {taken}")
+    if loader.note:
+        _print(f"data.source={config.data.source}: {loader.note}")
     write_whole(folder / "config.yaml", to_yaml(config))
     write_whole(folder / "plan.json", plan.to_json())
     if assembly.search_record is not None:
@@ -150,6 +152,8 @@ def _loader(assembly: Assembly) -> Loader:
         sequence_length=config.data.sequence_length,
         batch_size=config.data.batch_size,
         seed=config.run.seed,
+        format=config.data.format,
+        too_long=config.data.too_long,
     )
 
 

@@ -28,7 +28,7 @@ newest_python() {
 }
 
 usable() { "$python" -c "$fits" && { have_uv || "$python" -c "import pip"; }; }
-stamp() { { cat pyproject.toml; pwd; "$python" -V; } | cksum; }
+stamp() { { cat pyproject.toml scripts/setup.sh; pwd; "$python" -V; } | cksum; }
 
 if ! usable 2>/dev/null; then
     newest=$(newest_python)
@@ -38,7 +38,11 @@ if ! usable 2>/dev/null; then
 fi
 
 install() {
-    if have_uv; then uv pip install --quiet --python "$python" "$@"; else "$python" -m pip install --quiet --disable-pip-version-check "$@"; fi
+    if have_uv; then
+        uv pip install --quiet --python "$python" "$@"
+    else
+        "$python" -m pip install --quiet --disable-pip-version-check "$@"
+    fi
 }
 
 [[ $# -gt 0 ]] || set -- ""

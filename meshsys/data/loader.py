@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import grain
 import numpy as np
 
+from meshsys.data.conversations import TooLong, open_conversations
 from meshsys.data.packing import Batch, PackedBatches
 from meshsys.data.sources import open_documents
 from meshsys.data.tokenizers import Tokenizer
+from meshsys.data.whole_rows import WholeRows
 from meshsys.errors import ConfigError
 
 __all__ = ["Batch", "Loader", "make_loader"]
@@ -25,11 +28,17 @@ class Loader(Iterator[Batch]):
 
     A thread makes the next ones in advance; `state` is that of the batch last handed out. Not to be
     shared by threads. It needs no closing: the thread ends with the loader, or with the interpreter.
+
+    Attributes:
+        note: what was read and left out, in one line for the user; empty where all was read.
     """
 
-    def __init__(self, batches: PackedBatches, options: dict[str, Any], identity: dict[str, Any]) -> None:
+    def __init__(
+        self, batches: grain.IterDataset, options: dict[str, Any], identity: dict[str, Any], note: str = ""
+    ) -> None:
         """`options`: the values, as the user wrote them, of all options that shape the stream; `identity`: what
         has to be equal for the stream to be, under the same keys and in JSON types."""
+        self.note = note
         self._options = options
         self._identity = identity
         self._iterator = iter(batches)
@@ -57,7 +66,7 @@ class Loader(Iterator[Batch]):
             ConfigError: the state is of another stream; the message names the option that changed.
         """
         for option, value in self._identity.items():
-            then = state["identity"][option]
+            then = state["identity"].get(option)
             if then != value:
                 was = f"with {then}" if isinstance(then, int) else "with other content"
                 raise ConfigError(
@@ -82,6 +91,8 @@ def make_loader(
     sequence_length: int,
     batch_size: int,
     seed: int,
+    format: Literal["text", "chat"] = "text",
+    too_long: TooLong = "truncate",
     shard: int = 0,
     shards: int = 1,
 ) -> Loader:
@@ -98,6 +109,8 @@ def make_loader(
         sequence_length: tokens a row.
         batch_size: rows of the global batch, a multiple of `shards`.
         seed: of the order of documents.
+        format: `data.format`: documents of text, or conversations.
+        too_long: `data.too_long`, of conversations; see `meshsys.data.conversations.open_conversations`.
         shard, shards: this host, and the number of hosts.
 
     Raises:
@@ -114,25 +127,42 @@ def make_loader(
         above = batch_size + -batch_size % shards
         raise ConfigError(f"data.batch_size={batch_size} cannot be shared by {shards} hosts; use a multiple: {above}")
 
-    documents = open_documents(source, text_field)
-    start = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
-
-    def tokenize(text: str) -> np.ndarray:
-        return np.concatenate(([start], tokenizer.encode(text), [tokenizer.eos_id]), dtype=np.int32)
-
     local = batch_size // shards
-    batches = PackedBatches(
-        grain.MapDataset.source(documents).seed(seed).shuffle().repeat().map(tokenize),
-        sequence_length=sequence_length,
-        batch_size=batch_size,
-        rows=range(shard * local, (shard + 1) * local),
-    )
-    options = {
+    kept = range(shard * local, (shard + 1) * local)
+    options: dict[str, Any] = {
         "data.source": source,
         "data.tokenizer": tokenizer.name,
         "data.sequence_length": sequence_length,
         "data.batch_size": batch_size,
         "run.seed": seed,
     }
-    identity = options | {"data.source": documents.digest, "data.tokenizer": tokenizer.fingerprint}
-    return Loader(batches, options, identity)
+    identity = options | {"data.tokenizer": tokenizer.fingerprint}
+    note = ""
+    batches: grain.IterDataset
+    if format == "chat":
+        conversations = open_conversations(source, tokenizer, sequence_length, too_long)
+        assert tokenizer.chat is not None
+        options |= {"data.too_long": too_long, "data.chat_template": tokenizer.chat.origin}
+        identity |= {"data.too_long": too_long, "data.chat_template": tokenizer.chat.fingerprint}
+        identity["data.source"], note = conversations.digest, conversations.note
+        batches = WholeRows(
+            grain.MapDataset.source(conversations).seed(seed).shuffle().repeat(),
+            sequence_length=sequence_length,
+            batch_size=batch_size,
+            rows=kept,
+        )
+    else:
+        documents = open_documents(source, text_field)
+        identity["data.source"] = documents.digest
+        batches = PackedBatches(
+            grain.MapDataset.source(documents).seed(seed).shuffle().repeat().map(partial(_document, tokenizer)),
+            sequence_length=sequence_length,
+            batch_size=batch_size,
+            rows=kept,
+        )
+    return Loader(batches, options, identity, note)
+
+
+def _document(tokenizer: Tokenizer, text: str) -> np.ndarray:
+    start = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
+    return np.concatenate(([start], tokenizer.encode(text), [tokenizer.eos_id]), dtype=np.int32)

@@ -15,13 +15,13 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from meshsys.errors import ConfigError
 
-__all__ = ["Documents", "check_source", "open_documents"]
+__all__ = ["Documents", "check_source", "check_unicode", "json_lines", "open_documents"]
 
 SUFFIXES = (".txt", ".md", ".rst", ".py", ".jsonl")
 
@@ -71,6 +71,24 @@ def open_documents(source: str, text_field: str) -> Documents:
     if not len(documents):
         raise ConfigError(f"data.source={source} holds no text; name files that do, or python_docs")
     return documents
+
+
+def json_lines(source: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects in the JSONL files of `data.source`, each with its file and line for messages.
+
+    Raises:
+        ConfigError: nothing there, another file than JSONL, or a bad line.
+    """
+    if source == "python_docs":
+        raise ConfigError(f"data.source={source} is text; give a file, a folder or a glob of .jsonl")
+    for path in _files(source):
+        if path.suffix != ".jsonl":
+            raise ConfigError(f"data.source={source}: {path} is no .jsonl; leave it out")
+        try:
+            for where, _, _, raw in _lines(path):
+                yield where, _record(_decoded(raw, where, source), where, source)
+        except OSError as error:
+            raise _no_access(source, path, error) from error
 
 
 @dataclass(frozen=True)
@@ -169,7 +187,7 @@ def _scan(source: str, files: Sequence[Path], text_field: str) -> _Spans:
                     spans.append((number, start, stop))
                     _hasher_update(hasher, text)
         except OSError as error:
-            raise ConfigError(f"data.source={source}: cannot read {path} ({error.strerror})") from error
+            raise _no_access(source, path, error) from error
     file, begin, end = np.array(spans, np.int64).reshape(-1, 3).T
     return _Spans(source, text_field, tuple(files), file, begin, end, hasher.hexdigest())
 
@@ -180,26 +198,41 @@ def _documents_of(path: Path, source: str, text_field: str) -> Iterator[tuple[in
         raw = path.read_bytes()
         yield 0, len(raw), _text(raw, path, str(path), source, text_field)
         return
+    for where, start, stop, raw in _lines(path):
+        yield start, stop, _text(raw, path, where, source, text_field)
+
+
+def _lines(path: Path) -> Iterator[tuple[str, int, int, bytes]]:
+    """The lines of a file that are not blank: what names each in errors, its byte range, and itself."""
     stop = 0
     with path.open("rb") as stream:
         for number, raw in enumerate(stream, start=1):
             start, stop = stop, stop + len(raw)
             if raw.strip():
-                yield start, stop, _text(raw, path, f"{path}:{number}", source, text_field)
+                yield f"{path}:{number}", start, stop, raw
+
+
+def _no_access(source: str, path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"data.source={source}: cannot read {path} ({error.strerror})")
 
 
 def _text(raw: bytes, path: Path, where: str, source: str, text_field: str) -> str:
     """The document in `raw`; `where` names it in errors."""
+    text = _decoded(raw, where, source)
+    return _record_text(_record(text, where, source), where, source, text_field) if path.suffix == ".jsonl" else text
+
+
+def _decoded(raw: bytes, where: str, source: str) -> str:
     try:
-        text = raw.decode("utf-8-sig")
+        return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"data.source={source}: {where} is not UTF-8 (byte {error.start}); convert it or leave it out"
         ) from error
-    return _record_text(text, where, source, text_field) if path.suffix == ".jsonl" else text
 
 
-def _record_text(line: str, where: str, source: str, text_field: str) -> str:
+def _record(line: str, where: str, source: str) -> dict[str, Any]:
+    """The object in a line of JSONL."""
     try:
         record = json.loads(line)
     except RecursionError as error:
@@ -209,16 +242,25 @@ def _record_text(line: str, where: str, source: str, text_field: str) -> str:
         raise ConfigError(f"data.source={source}: {where} is not JSON ({reason}); mend or remove that line") from error
     if not isinstance(record, dict):
         raise ConfigError(f"data.source={source}: {where} is not a JSON object; mend or remove that line")
+    return record
+
+
+def _record_text(record: dict[str, Any], where: str, source: str, text_field: str) -> str:
     text = record.get(text_field)
     if not isinstance(text, str):
         fields = ", ".join(key for key, value in record.items() if isinstance(value, str)) or "none"
         raise ConfigError(
             f"data.text_field={text_field}: {where} has no text of that name; its fields with text: {fields}"
         )
+    check_unicode(text, where, source)
+    return text
+
+
+def check_unicode(text: str, where: str, source: str) -> None:
+    """Sees to it that text can be encoded; JSON may hold half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise ConfigError(
             f"data.source={source}: {where} holds half of a surrogate pair; mend or remove that line"
         ) from error
-    return text

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
-from meshsys.data.tokenizers.base import Bytes, Encoding, Origin, Tokenizer
+from meshsys.data.tokenizers.base import Bytes, Encoding, FromFile, Origin, Tokenizer
 from meshsys.data.tokenizers.chat import ChatTemplate, Message
 from meshsys.data.tokenizers.gguf import load_gguf
 from meshsys.data.tokenizers.hugging_face import load_hugging_face
@@ -24,7 +25,7 @@ _LOADERS = {
 _KINDS = "bytes, a tokenizer.json, a SentencePiece *.model, a *.gguf, or llama2.c's tokenizer *.bin"
 
 
-def load_tokenizer(spec: str, option: str = "data.tokenizer") -> Tokenizer:
+def load_tokenizer(spec: str, option: str = "data.tokenizer", *, chat_template: str | None = None) -> Tokenizer:
     """The tokenizer of `data.tokenizer`.
 
     Args:
@@ -33,10 +34,25 @@ def load_tokenizer(spec: str, option: str = "data.tokenizer") -> Tokenizer:
             of a text are read from `tokenizer_config.json` beside a `tokenizer.json`, else they are its special
             tokens with the usual names. A tokenizer without an end gets one more id for it.
         option: by which the user gave it, for messages.
+        chat_template: `data.chat_template`, a file of Jinja source that is used in place of the tokenizer's own.
 
     Raises:
         ConfigError: no such file, or one that the library does not read.
     """
+    tokenizer = _load(spec, option)
+    if chat_template is None:
+        return tokenizer
+    said = f"data.chat_template={chat_template}"
+    try:
+        source = Path(os.path.expanduser(chat_template)).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{said} cannot be read: {error.strerror}; give a file of Jinja source") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{said} is not text; give a file of Jinja source") from None
+    return dataclasses.replace(tokenizer, chat=ChatTemplate(source, tokenizer.specials, said))
+
+
+def _load(spec: str, option: str) -> Bytes | FromFile:
     if spec == "bytes":
         return Bytes()
     path = Path(os.path.expanduser(spec))

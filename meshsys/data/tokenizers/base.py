@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -40,6 +40,7 @@ class Tokenizer(Protocol):
         stop_ids: ids that end what a model writes: of a document, and of a turn in a chat.
         prompt_ids: ids that the file wants before a text which a model is to continue; of chats, the template writes
             them.
+        specials: special tokens by the names that chat templates use, as `bos_token`.
         chat: how messages become one text; None where the tokenizer's files do not say.
     """
 
@@ -65,6 +66,9 @@ class Tokenizer(Protocol):
     def prompt_ids(self) -> tuple[int, ...]: ...
 
     @property
+    def specials(self) -> Mapping[str, str]: ...
+
+    @property
     def chat(self) -> ChatTemplate | None: ...
 
     def encode(self, text: str) -> np.ndarray:
@@ -88,6 +92,7 @@ class Bytes:
     eos_id: int = 256
     stop_ids: frozenset[int] = frozenset({256})
     prompt_ids: tuple[int, ...] = ()
+    specials: Mapping[str, str] = field(default_factory=dict)
     chat: ChatTemplate | None = None
 
     def encode(self, text: str) -> np.ndarray:
@@ -115,6 +120,7 @@ class FromFile:
     to_text: Callable[[list[int]], str] = field(repr=False)
     stop_ids: frozenset[int] = frozenset()
     prompt_ids: tuple[int, ...] = ()
+    specials: Mapping[str, str] = field(default_factory=dict)
     chat: ChatTemplate | None = None
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ runs in Jinja's sandbox.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -108,6 +109,11 @@ class ChatTemplate:
             )
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             raise ConfigError(f"{self.origin} does not take these messages: {error}; change them") from error
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for templates that give equal texts."""
+        return hashlib.blake2b(json.dumps([self.source, self._variables]).encode(), digest_size=16).hexdigest()
 
     @cached_property
     def _template(self) -> Template:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from meshsys.data.tokenizers.base import Origin, Tokenizer, fingerprint
+from meshsys.data.tokenizers.base import FromFile, Origin, fingerprint
 from meshsys.data.tokenizers.chat import ChatTemplate
 from meshsys.data.tokenizers.hugging_face import from_library
 from meshsys.data.tokenizers.pieces import Piece, PieceKind, from_pieces
@@ -22,7 +22,7 @@ _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
 _TEMPLATE_TOKENS = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 
 
-def load_gguf(origin: Origin) -> Tokenizer:
+def load_gguf(origin: Origin) -> FromFile:
     """The tokenizer of a GGUF file: byte-level BPE (`gpt2`) or SentencePiece's (`llama`)."""
     from models.pretrained.gguf_file import GgufFile
     from models.pretrained.source import PretrainedError
@@ -41,7 +41,7 @@ def load_gguf(origin: Origin) -> Tokenizer:
         stops |= {tokens.index(name) for name in _TURN_ENDS if name in tokens}
     begins = fields.get("add_bos_token", fields["model"] == "llama" or fields.get("pre") in _LLAMA3)
     template = metadata.get("tokenizer.chat_template")
-    variables = {name: tokens[ids[key]] for key, name in _TEMPLATE_TOKENS.items() if ids[key] is not None}
+    specials = {name: tokens[ids[key]] for key, name in _TEMPLATE_TOKENS.items() if ids[key] is not None}
     rest = {
         "fingerprint": fingerprint(json.dumps(fields, sort_keys=True)),
         "vocab_size": len(tokens) + (eos_id is None),
@@ -49,7 +49,8 @@ def load_gguf(origin: Origin) -> Tokenizer:
         "eos_id": len(tokens) if eos_id is None else eos_id,
         "stop_ids": frozenset(stops),
         "prompt_ids": (bos_id,) if begins and bos_id is not None else (),
-        "chat": ChatTemplate(template, variables, f"the chat template of {origin.path}") if template else None,
+        "specials": specials,
+        "chat": ChatTemplate(template, specials, f"the chat template of {origin.path}") if template else None,
     }
     return _FAMILIES[fields["model"]](origin, fields, rest)
 
@@ -74,7 +75,7 @@ def _list(fields: Mapping[str, Any], key: str, kind: type) -> list[Any]:
     return value if isinstance(value, list) and all(isinstance(item, kind) for item in value) else []
 
 
-def _byte_level(origin: Origin, fields: Mapping[str, Any], rest: dict[str, Any]) -> Tokenizer:
+def _byte_level(origin: Origin, fields: Mapping[str, Any], rest: dict[str, Any]) -> FromFile:
     import tokenizers
 
     pre = fields.get("pre")
@@ -109,7 +110,7 @@ def _byte_level(origin: Origin, fields: Mapping[str, Any], rest: dict[str, Any])
     return from_library(library, name=origin.spec, **rest)
 
 
-def _pieces(origin: Origin, fields: Mapping[str, Any], rest: dict[str, Any]) -> Tokenizer:
+def _pieces(origin: Origin, fields: Mapping[str, Any], rest: dict[str, Any]) -> FromFile:
     for key, plain in (("remove_extra_whitespaces", False), ("precompiled_charsmap", [])):
         if fields.get(key, plain) != plain:
             raise ConfigError(
@@ -123,7 +124,7 @@ def _pieces(origin: Origin, fields: Mapping[str, Any], rest: dict[str, Any]) -> 
     return from_pieces(origin, pieces, space_first=fields.get("add_space_prefix", True), **rest)
 
 
-_FAMILIES: dict[str, Callable[[Origin, Mapping[str, Any], dict[str, Any]], Tokenizer]] = {
+_FAMILIES: dict[str, Callable[[Origin, Mapping[str, Any], dict[str, Any]], FromFile]] = {
     "gpt2": _byte_level,
     "llama": _pieces,
 }

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshsys.data.tokenizers.base import FromFile, Origin, Tokenizer, fingerprint
+from meshsys.data.tokenizers.base import FromFile, Origin, fingerprint
 from meshsys.data.tokenizers.chat import ChatTemplate
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _USUAL_EOS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]")
 _USUAL_BOS = ("<|begin_of_text|>", "<s>", "<bos>", "[BOS]")
 
 
-def load_hugging_face(origin: Origin) -> Tokenizer:
+def load_hugging_face(origin: Origin) -> FromFile:
     """The tokenizer of a `tokenizer.json`."""
     import tokenizers
 
@@ -29,17 +29,19 @@ def load_hugging_face(origin: Origin) -> Tokenizer:
     except Exception as error:  # the library raises a bare Exception
         raise origin.unreadable(error) from error
     vocabulary = library.get_vocab(with_added_tokens=True)
-    specials = [token.content for token in library.get_added_tokens_decoder().values() if token.special]
+    special = [token.content for token in library.get_added_tokens_decoder().values() if token.special]
     config, generation = (_json(origin, path.with_name(f"{name}_config.json")) for name in ("tokenizer", "generation"))
 
     def find(key: str, usual: tuple[str, ...]) -> int | None:
         if key in config:
             return vocabulary.get(_content(config[key]))
-        return next((vocabulary[token] for token in usual if token in specials), None)
+        return next((vocabulary[token] for token in usual if token in special), None)
 
     size = 1 + max(vocabulary.values(), default=-1)  # ids can have gaps
     eos_id, bos_id = find("eos_token", _USUAL_EOS), find("bos_token", _USUAL_BOS)
     stops = generation.get("eos_token_id", ())
+    named = {key: _content(value) for key, value in config.items() if key.endswith("_token")}
+    specials = {key: token for key, token in named.items() if token}
     return from_library(
         library,
         name=origin.spec,
@@ -49,11 +51,12 @@ def load_hugging_face(origin: Origin) -> Tokenizer:
         eos_id=size if eos_id is None else eos_id,
         stop_ids=frozenset(i for i in (stops if isinstance(stops, list) else [stops]) if isinstance(i, int)),
         prompt_ids=tuple(library.encode("", add_special_tokens=True).ids),
-        chat=_chat_template(origin, config),
+        specials=specials,
+        chat=_chat_template(origin, config, specials),
     )
 
 
-def from_library(library: tokenizers.Tokenizer, **rest: Any) -> Tokenizer:
+def from_library(library: tokenizers.Tokenizer, **rest: Any) -> FromFile:
     """A tokenizer that encodes all of a text, and that alone."""
     library.no_truncation()  # many published files would cut documents at 512 ids
     library.no_padding()
@@ -71,7 +74,7 @@ def from_library(library: tokenizers.Tokenizer, **rest: Any) -> Tokenizer:
     )
 
 
-def _chat_template(origin: Origin, config: dict[str, Any]) -> ChatTemplate | None:
+def _chat_template(origin: Origin, config: dict[str, Any], specials: dict[str, str]) -> ChatTemplate | None:
     place, source = origin.path.with_name("tokenizer_config.json"), config.get("chat_template")
     if isinstance(source, list):  # several, by name
         source = next((one.get("template") for one in source if one.get("name") == "default"), None)
@@ -83,8 +86,7 @@ def _chat_template(origin: Origin, config: dict[str, Any]) -> ChatTemplate | Non
             raise origin._replace(path=beside).unreadable(error) from error
     if not isinstance(source, str):
         return None
-    tokens = {key: _content(value) for key, value in config.items() if key.endswith("_token")}
-    return ChatTemplate(source, {key: token for key, token in tokens.items() if token}, f"the chat template of {place}")
+    return ChatTemplate(source, specials, f"the chat template of {place}")
 
 
 def _content(token: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import struct
 
-from meshsys.data.tokenizers.base import Origin, Tokenizer, fingerprint
+from meshsys.data.tokenizers.base import FromFile, Origin, fingerprint
 from meshsys.data.tokenizers.pieces import SPACE, Piece, PieceKind, from_pieces
 
 __all__ = ["load_llama2c"]
@@ -13,7 +13,7 @@ __all__ = ["load_llama2c"]
 _UNKNOWN, _BOS, _EOS = 0, 1, 2  # as in Llama 2; the program has these numbers written into it
 
 
-def load_llama2c(origin: Origin) -> Tokenizer:
+def load_llama2c(origin: Origin) -> FromFile:
     """The tokenizer that llama2.c's `tokenizer.py` exported."""
     raw = origin.path.read_bytes()
     try:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from meshsys.data.tokenizers.base import FromFile, Origin, Tokenizer, fingerprint
+from meshsys.data.tokenizers.base import FromFile, Origin, fingerprint
 
 if TYPE_CHECKING:
     import sentencepiece
@@ -38,7 +38,7 @@ class Piece(NamedTuple):
     kind: PieceKind
 
 
-def load_sentencepiece(origin: Origin) -> Tokenizer:
+def load_sentencepiece(origin: Origin) -> FromFile:
     """The tokenizer of a SentencePiece model file."""
     import sentencepiece
 
@@ -61,7 +61,7 @@ def load_sentencepiece(origin: Origin) -> Tokenizer:
     )
 
 
-def from_pieces(origin: Origin, pieces: Sequence[Piece], *, space_first: bool, **rest: Any) -> Tokenizer:
+def from_pieces(origin: Origin, pieces: Sequence[Piece], *, space_first: bool, **rest: Any) -> FromFile:
     """A tokenizer whose ids are the places of pieces in a list.
 
     A text may hold the names of control pieces, which become their ids, as in llama.cpp.
