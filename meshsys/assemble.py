@@ -19,6 +19,7 @@ from meshsys.config import Config
 from meshsys.cost_file import read_costs
 from meshsys.data import Tokenizer, check_source, load_tokenizer
 from meshsys.errors import ConfigError
+from meshsys.pretrained import with_pretrained
 from meshsys.remat_choice import RematChoice, RematSpace, choose_remat
 from meshsys.searched import searched
 from meshsys.sharding import BATCH_AXES, manual_axes
@@ -43,7 +44,7 @@ class Assembly:
     """A checked configuration and what follows from it.
 
     Attributes:
-        config: with `model.vocab_size` filled in.
+        config: with the architecture of `model.pretrained`, `model.vocab_size` and `data.tokenizer` filled in.
         traffic: what a step sends along the mesh axes, for which the placement is the best.
         costs: of the schedule's actions: `pipeline.costs`, or with `pipeline.remat: auto` those of the choice.
         splits: the model's blocks with their backwards cut, one for each of `program.ways`, for one device's share of
@@ -102,7 +103,8 @@ def assemble(config: Config, *, poison: bool = False) -> Assembly:
         ConfigError: parts that do not fit; the message names the options.
     """
     check_source(config.data.source)
-    tokenizer = load_tokenizer(config.data.tokenizer, chat_template=config.data.chat_template)
+    config = with_pretrained(config)
+    tokenizer = load_tokenizer(config.data.tokenizer or "bytes", chat_template=config.data.chat_template)
     config = _with_vocabulary(config, tokenizer)
     _place(config)
     _check_axes(config)

@@ -111,7 +111,8 @@ class DataConfig(Section):
         text_field: the field that holds the text in JSONL.
         too_long: whether a conversation that a row is too short for is cut (`truncate`), left out (`drop`) or an
             `error`.
-        tokenizer: `bytes`, or a Hugging Face `tokenizer.json`, or a SentencePiece `*.model`, or a GGUF file.
+        tokenizer: `bytes`, or a Hugging Face `tokenizer.json`, or a SentencePiece `*.model`, or a GGUF file; null means
+            that of `model.pretrained`, or `bytes` without one.
         chat_template: a file of Jinja source, in place of the tokenizer's own template.
         sequence_length: tokens in a sequence, inputs and targets overlapping by all but one.
         batch_size: sequences in a step, over all devices.
@@ -121,7 +122,7 @@ class DataConfig(Section):
     format: Literal["text", "chat"] = "text"
     text_field: Text = "text"
     too_long: Literal["truncate", "drop", "error"] = "truncate"
-    tokenizer: Text = "bytes"
+    tokenizer: Text | None = None
     chat_template: Text | None = None
     sequence_length: int = Field(default=128, ge=2, le=INT32_MAX)
     batch_size: Count = 16

@@ -32,7 +32,7 @@ def generate(run: Path, prompt: str, *, max_tokens: int, temperature: float = 0.
     if not (run / "config.yaml").is_file():
         raise ConfigError(f"{run} is not a run: it has no config.yaml; give a folder that `meshsys train` wrote")
     config = load_config(run / "config.yaml")
-    tokenizer = load_tokenizer(config.data.tokenizer, chat_template=config.data.chat_template)
+    tokenizer = load_tokenizer(config.data.tokenizer or "bytes", chat_template=config.data.chat_template)
     decoder = Decoder(dataclasses.replace(config.model, vocab_size=config.model.vocab_size or tokenizer.vocab_size))
     params = restore_params(run / "checkpoints", jax.eval_shape(decoder.init, jax.random.key(0)))
     start = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id

@@ -17,11 +17,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshsys import data
 from meshsys.assemble import Assembly
+from meshsys.errors import ConfigError
 from meshsys.inputs import abstract_batch
 from meshsys.optimizer import learning_rate, make_optimizer
+from meshsys.pretrained import open_model
 from meshsys.sharding import BATCH_AXES, KEPT_AXES, canonical_specs, named, training_specs
 from models import Batch
 from models.attention import zigzag_order
+from models.parameters import LORA_PARAMETERS
+from models.pretrained import PretrainedError, fill
 from schedules.collectives import is_spec
 from schedules.program import compiler_options
 
@@ -111,16 +115,42 @@ class Step:
     # --- State ----------------------------------------------------------------------------------------------
 
     def init(self) -> State:
-        """The state at step 0; parameters depend on the seed and the model alone."""
+        """The state at step 0; parameters depend on the seed and the model alone, or are those of `model.pretrained`.
+
+        Raises:
+            ConfigError: its file is damaged.
+        """
         key = jax.random.key(self.assembly.config.run.seed)
 
-        def make() -> State:
-            return self._new_state(self._staged(self.assembly.decoder.init(jax.random.fold_in(key, 0))))
+        def make(read: PyTree) -> State:
+            params = self._staged(self.assembly.decoder.init(jax.random.fold_in(key, 0)))
+            return self._new_state(params if read is None else _replaced(params, read))
 
         # Random numbers are most of what XLA compiles on CPU, and it runs once: do not optimise it.
         on_cpu = self.mesh.devices.flat[0].platform == "cpu"
         options = {"xla_backend_optimization_level": 0} if on_cpu else None
-        return jax.jit(make, out_shardings=self.shardings, compiler_options=options)()
+        run = jax.jit(make, out_shardings=self.shardings, donate_argnums=0, compiler_options=options)
+        return run(self._pretrained())
+
+    def _pretrained(self) -> PyTree:
+        """The parameters of `model.pretrained` in training form, None for those that its file does not have."""
+        source = open_model(self.assembly.config)
+        if source is None:
+            return None
+
+        def leaf(path: tuple, shape: jax.ShapeDtypeStruct) -> jax.Array | None:
+            name = ".".join(part.key for part in path)
+            if name.endswith(LORA_PARAMETERS):
+                return None
+            layers = self._layout.part(path[1].key).table if path[0].key == "layers" else None
+            return fill(source, name, shape, layers)
+
+        shapes = jax.eval_shape(self._staged, self._canonical_shapes.params)
+        shapes = _structs(shapes, self.shardings.params)
+        try:
+            return jax.tree_util.tree_map_with_path(leaf, shapes)
+        except PretrainedError as error:
+            raise ConfigError(f"model.pretrained={self.assembly.config.model.pretrained}: {error}") from None
 
     def to_canonical(self, state: State) -> State:
         """The state by global layer, as checkpoints hold it."""
@@ -352,6 +382,11 @@ def _updated(params: PyTree, updates: PyTree) -> PyTree:
         return param if update is None else param + update.astype(param.dtype)
 
     return jax.tree.map(leaf, updates, params, is_leaf=_is_none)
+
+
+def _replaced(params: PyTree, others: PyTree) -> PyTree:
+    """Parameters, with others in place of those that there are others for."""
+    return jax.tree.map(lambda other, own: own if other is None else other, others, params, is_leaf=_is_none)
 
 
 def _is_none(leaf: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -174,9 +175,9 @@ def _check_memory(config: Config, plan: Plan, mesh: Mesh) -> None:
 
 
 def _check_same_model(config: Config, meta: dict[str, Any]) -> None:
-    for name, now in dataclasses.asdict(config.model).items():
+    for name, now in json.loads(json.dumps(dataclasses.asdict(config.model))).items():
         then = meta["model"].get(name, now)
-        if then != now:
+        if then != now and name != "pretrained":
             raise ConfigError(
                 f"model.{name}={now}, but the checkpoints in {config.run_dir} are of a model with {then}; set it back, "
                 "or begin a new run under another run.name"

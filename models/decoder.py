@@ -38,6 +38,7 @@ __all__ = [
     "Context",
     "Decoder",
     "Run",
+    "forward",
 ]
 
 SAVEABLE_NAMES = ("query_proj", "key_proj", "value_proj", "context", "out_proj", "mlpwi_0", "mlpwi_1", "mlpwo")
@@ -431,3 +432,9 @@ def _abstract_key() -> Any:
 
 def _is_a(kind: type, leaf: Any) -> bool:
     return isinstance(leaf, kind)
+
+
+@partial(jax.jit, static_argnums=0)
+def forward(config: ModelConfig, params: PyTree, tokens_BS: jax.Array, mask_BS: jax.Array | None = None) -> jax.Array:
+    """Logits of whole sequences, float32 [B, S, V], compiled; see `Decoder.forward`."""
+    return Decoder(config).forward(params, tokens_BS, mask_BS)

@@ -61,7 +61,7 @@ def search(config: Config) -> SearchPlan:
             f"mesh.topology={topology} names no TPU generation, so there are no peak numbers to search by; "
             "write one, as in --topology v5p:4x4x4"
         )
-    vocabulary = config.model.vocab_size or load_tokenizer(config.data.tokenizer).vocab_size
+    vocabulary = config.model.vocab_size or load_tokenizer(config.data.tokenizer or "bytes").vocab_size
     queue = list(_candidates(config, topology.size, vocabulary, chip))
     heapq.heapify(queue)
     found: list[ChoicePlan] = []

@@ -1,5 +1,23 @@
 """Models that others have trained, and back: Hugging Face folders, GGUF and llama2.c files."""
 
+from models.pretrained.load import (
+    fill_tree,
+    load_pretrained,
+    new_folder,
+    open_pretrained,
+    save_pretrained,
+    write_source,
+)
 from models.pretrained.source import PretrainedError, WeightSource, fill
 
-__all__ = ["PretrainedError", "WeightSource", "fill"]
+__all__ = [
+    "PretrainedError",
+    "WeightSource",
+    "fill",
+    "fill_tree",
+    "load_pretrained",
+    "new_folder",
+    "open_pretrained",
+    "save_pretrained",
+    "write_source",
+]

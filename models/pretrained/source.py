@@ -78,15 +78,14 @@ def fill(
             [P, V, J] of the training form; -1 gives zeros. None for a parameter that no layer has.
     """
     assert shape.sharding is not None
-    indices = shape.sharding.addressable_devices_indices_map(shape.shape)
-    devices: dict[Index, list[jax.Device]] = {}
-    for device, index in indices.items():
-        devices.setdefault(_concrete(index, shape.shape), []).append(device)
-    shards: dict[jax.Device, jax.Array] = {}
-    for index, holders in devices.items():  # replicas are read once
-        shard = _shard(source, leaf, index, shape.dtype, layers)
-        shards |= {device: jax.device_put(shard, device) for device in holders}
-    return jax.make_array_from_single_device_arrays(shape.shape, shape.sharding, [shards[one] for one in indices])
+    holders: dict[tuple[tuple[int, int], ...], list[jax.Device]] = {}
+    for device, index in shape.sharding.addressable_devices_indices_map(shape.shape).items():
+        holders.setdefault(_bounds(index, shape.shape), []).append(device)
+    shards: list[jax.Array] = []
+    for bounds, devices in holders.items():  # replicas are read once
+        shard = _shard(source, leaf, tuple(slice(*ends) for ends in bounds), shape.dtype, layers)
+        shards += [jax.device_put(shard, device) for device in devices]
+    return jax.make_array_from_single_device_arrays(shape.shape, shape.sharding, shards)
 
 
 def _shard(source: WeightSource, leaf: str, index: Index, dtype: Any, layers: np.ndarray | None) -> np.ndarray:
@@ -101,6 +100,7 @@ def _shard(source: WeightSource, leaf: str, index: Index, dtype: Any, layers: np
     return out
 
 
-def _concrete(index: tuple[slice, ...] | None, shape: tuple[int, ...]) -> Index:
+def _bounds(index: tuple[slice, ...] | None, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Start and stop in each dimension; slices themselves cannot be told apart by a dict before Python 3.12."""
     whole = index or (slice(None),) * len(shape)
-    return tuple(slice(*part.indices(size)[:2]) for part, size in zip(whole, shape, strict=True))
+    return tuple(part.indices(size)[:2] for part, size in zip(whole, shape, strict=True))
