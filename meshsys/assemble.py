@@ -168,7 +168,8 @@ def _check_axes(config: Config) -> None:
             f"are divided; set data.sequence_length={length - length % shares or shares}"
         )
     for axis, option, size in (
-        ("tensor", "model.heads", model.heads),
+        # Heads of a pretrained model are as they are: what does not divide is computed whole on every device.
+        ("tensor", "model.heads", 0 if model.pretrained else model.heads),
         ("tensor", "model.d_ff", model.d_ff),
         ("tensor", "model.moe.d_ff", model.moe.d_ff if model.moe else 0),
         ("expert", "model.moe.experts", model.moe.experts if model.moe else 0),

@@ -37,7 +37,8 @@ def accumulate(decoder: Decoder, *, remat: str = "none", unroll: bool = False) -
             for one, number in zip(params["layers"], numbers, strict=True):
                 x, _ = layer(one, x, context, number)
         else:
-            x, _ = jax.lax.scan(lambda x, xs: (layer(xs[0], x, context, xs[1])[0], None), x, (params["layers"], numbers))
+            each = params["layers"], numbers
+            x, _ = jax.lax.scan(lambda x, xs: (layer(xs[0], x, context, xs[1])[0], None), x, each)
         return scale * decoder.head(params["shared"], x, context)
 
     def function(params: PyTree, batch: Batch, scale: jax.Array) -> tuple[jax.Array, PyTree]:
