@@ -16,6 +16,7 @@ from pathlib import Path
 from meshsys.arguments import Parser, add_config, command, number
 from meshsys.cluster_commands import add_cluster_commands
 from meshsys.errors import ConfigError
+from meshsys.evaluate_command import add_evaluate_command
 from meshsys.plan_command import add_plan_command
 from meshsys.schedule_commands import add_schedule_commands
 from schedules.actions import ScheduleError
@@ -126,6 +127,7 @@ def _parser() -> Parser:
     add_schedule_commands(commands)
     add_cluster_commands(commands)
 
+    add_evaluate_command(commands)
     generate = command(commands, "generate", _generate, "continue a text with a trained model")
     generate.add_argument("--prompt", metavar="TEXT", type=_unicode, required=True)
     generate.add_argument("--max-tokens", metavar="N", type=number(int, 1, 1 << 20), default=64)

@@ -23,7 +23,7 @@ from meshsys.data.sources import check_unicode, json_lines
 from meshsys.data.tokenizers import Message, Tokenizer
 from meshsys.errors import ConfigError
 
-__all__ = ["Conversations", "Example", "TooLong", "encode_conversation", "open_conversations"]
+__all__ = ["Conversations", "Example", "TooLong", "encode_conversation", "open_conversations", "read_messages"]
 
 TooLong = Literal["truncate", "drop", "error"]
 
@@ -88,14 +88,14 @@ def open_conversations(source: str, tokenizer: Tokenizer, sequence_length: int, 
     learned: list[np.ndarray] = []
     counts: Counter[str] = Counter()
     for where, record in json_lines(source):
-        messages = _messages(record, where, source)
+        messages = read_messages(record, where)
         hasher.update(json.dumps(messages, sort_keys=True).encode())
-        example = encode_conversation(messages, tokenizer, f"data.source={source}: {where}")
+        example = encode_conversation(messages, tokenizer, where)
         counts["read"] += 1
         if len(example.ids) > sequence_length + 1:
             if too_long == "error":
                 raise ConfigError(
-                    f"data.source={source}: {where} has {len(example.ids)} tokens, and a row "
+                    f"{where} has {len(example.ids)} tokens, and a row "
                     f"data.sequence_length={sequence_length}; raise that, or set data.too_long to truncate or drop"
                 )
             counts[too_long] += 1
@@ -146,29 +146,28 @@ def encode_conversation(messages: Sequence[Message], tokenizer: Tokenizer, where
     return Example(encoding.ids, learned)
 
 
-def _messages(record: dict[str, Any], where: str, source: str) -> list[Message]:
-    """The messages of a line, in OpenAI's form."""
-    said = f"data.source={source}: {where}"
+def read_messages(record: dict[str, Any], where: str) -> list[Message]:
+    """The messages of a line, in OpenAI's form; `where` names it in errors."""
     if record.get("tools"):
-        raise ConfigError(f"{said} has tools, which are not supported; remove them")
+        raise ConfigError(f"{where} has tools, which are not supported; remove them")
     listed = record.get("messages")
     if listed is None and isinstance(record.get("conversations"), list):
-        listed = [_from_sharegpt(message, said) for message in record["conversations"]]
+        listed = [_from_sharegpt(message, where) for message in record["conversations"]]
     if not isinstance(listed, list):
-        raise ConfigError(f"{said} has no list of messages; its fields are {', '.join(record) or 'none'}")
+        raise ConfigError(f"{where} has no list of messages; its fields are {', '.join(record) or 'none'}")
     for number, message in enumerate(listed, start=1):
         if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
-            raise ConfigError(f"{said}: message {number} has no text for role and content; mend or remove that line")
-        check_unicode(message["content"], where, source)
+            raise ConfigError(f"{where}: message {number} has no text for role and content; mend or remove that line")
+        check_unicode(message["content"], where)
     if not any(message["role"] == "assistant" for message in listed):
-        raise ConfigError(f"{said} has no message of the role assistant, so nothing to learn; remove that line")
+        raise ConfigError(f"{where} has no message of the role assistant, so nothing to learn; remove that line")
     return listed
 
 
-def _from_sharegpt(message: Any, said: str) -> Message:
+def _from_sharegpt(message: Any, where: str) -> Message:
     role = message.get("from") if isinstance(message, dict) else None
     if role not in _SHAREGPT_ROLES:
-        raise ConfigError(f"{said}: a message is from {role}; use {', '.join(_SHAREGPT_ROLES)}")
+        raise ConfigError(f"{where}: a message is from {role}; use {', '.join(_SHAREGPT_ROLES)}")
     return {"role": _SHAREGPT_ROLES[role], "content": message.get("value")}
 
 

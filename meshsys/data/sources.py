@@ -51,44 +51,48 @@ def check_source(source: str) -> None:
         ConfigError: nothing there.
     """
     if source != "python_docs":
-        _files(source)
+        _files(source, f"data.source={source}")
 
 
-def open_documents(source: str, text_field: str) -> Documents:
+def open_documents(source: str, text_field: str, option: str = "data.source") -> Documents:
     """The documents of `data.source`.
 
     Args:
         source: `python_docs`; or a file (any name; `.jsonl` is JSON lines); or a folder, searched
             through for `SUFFIXES` but for hidden names; or a glob, `**` included.
         text_field: the key of the text in a line of JSONL.
+        option: by which the user gave the source, for messages.
 
     A text file is one document, and so is a line of JSONL; empty ones are left out.
 
     Raises:
         ConfigError: nothing there, nothing in it, not UTF-8, or a bad line of JSONL (with file and line).
     """
-    documents: Documents = _python_docs() if source == "python_docs" else _scan(source, _files(source), text_field)
+    said = f"{option}={source}"
+    documents: Documents = _python_docs() if source == "python_docs" else _scan(said, _files(source, said), text_field)
     if not len(documents):
-        raise ConfigError(f"data.source={source} holds no text; name files that do, or python_docs")
+        raise ConfigError(f"{said} holds no text; name files that do, or python_docs")
     return documents
 
 
-def json_lines(source: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects in the JSONL files of `data.source`, each with its file and line for messages.
+def json_lines(source: str, option: str = "data.source") -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects in the JSONL files of `data.source`, each with the option, file and line for messages.
 
     Raises:
         ConfigError: nothing there, another file than JSONL, or a bad line.
     """
+    said = f"{option}={source}"
     if source == "python_docs":
-        raise ConfigError(f"data.source={source} is text; give a file, a folder or a glob of .jsonl")
-    for path in _files(source):
+        raise ConfigError(f"{said} is text; give a file, a folder or a glob of .jsonl")
+    for path in _files(source, said):
         if path.suffix != ".jsonl":
-            raise ConfigError(f"data.source={source}: {path} is no .jsonl; leave it out")
+            raise ConfigError(f"{said}: {path} is no .jsonl; leave it out")
         try:
             for where, _, _, raw in _lines(path):
-                yield where, _record(_decoded(raw, where, source), where, source)
+                where = f"{said}: {where}"
+                yield where, _record(_decoded(raw, where), where)
         except OSError as error:
-            raise _no_access(source, path, error) from error
+            raise _no_access(said, path, error) from error
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,7 @@ class _Texts:
 class _Spans:
     """Documents as byte ranges of files: `[start[i], stop[i])` of `files[file[i]]`."""
 
-    source: str
+    said: str
     text_field: str
     files: tuple[Path, ...]
     file: np.ndarray
@@ -125,7 +129,7 @@ class _Spans:
         with path.open("rb") as stream:
             stream.seek(start)
             raw = stream.read(int(self.stop[index]) - start)
-        return _text(raw, path, f"{path} at byte {start}", self.source, self.text_field)
+        return _text(raw, path, f"{self.said}: {path} at byte {start}", self.text_field)
 
 
 def _hasher_update(hasher: hashlib.blake2b, text: str) -> None:
@@ -157,7 +161,7 @@ def _python_texts() -> Iterator[str]:
             continue
 
 
-def _files(source: str) -> list[Path]:
+def _files(source: str, said: str) -> list[Path]:
     root = Path(os.path.expanduser(source))
     if os.path.isfile(root):  # of `os.path`, as it answers False where `Path` would raise: for names too long
         return [root]
@@ -169,7 +173,7 @@ def _files(source: str) -> list[Path]:
         wanted = "file or folder of that name, and nothing that matches it as a pattern"
     files = sorted((path for path in found if path.is_file()), key=lambda path: path.as_posix())
     if not files:
-        raise ConfigError(f"data.source={source}: no {wanted}; give a file, a folder, a glob, or python_docs")
+        raise ConfigError(f"{said}: no {wanted}; give a file, a folder, a glob, or python_docs")
     return files
 
 
@@ -177,29 +181,29 @@ def _visible(path: Path) -> bool:
     return not any(part.startswith(".") for part in path.parts)
 
 
-def _scan(source: str, files: Sequence[Path], text_field: str) -> _Spans:
+def _scan(said: str, files: Sequence[Path], text_field: str) -> _Spans:
     hasher = hashlib.blake2b(digest_size=16)
     spans: list[tuple[int, int, int]] = []
     for number, path in enumerate(files):
         try:
-            for start, stop, text in _documents_of(path, source, text_field):
+            for start, stop, text in _documents_of(path, said, text_field):
                 if text:
                     spans.append((number, start, stop))
                     _hasher_update(hasher, text)
         except OSError as error:
-            raise _no_access(source, path, error) from error
+            raise _no_access(said, path, error) from error
     file, begin, end = np.array(spans, np.int64).reshape(-1, 3).T
-    return _Spans(source, text_field, tuple(files), file, begin, end, hasher.hexdigest())
+    return _Spans(said, text_field, tuple(files), file, begin, end, hasher.hexdigest())
 
 
-def _documents_of(path: Path, source: str, text_field: str) -> Iterator[tuple[int, int, str]]:
+def _documents_of(path: Path, said: str, text_field: str) -> Iterator[tuple[int, int, str]]:
     """Byte range and text of each document of a file."""
     if path.suffix != ".jsonl":
         raw = path.read_bytes()
-        yield 0, len(raw), _text(raw, path, str(path), source, text_field)
+        yield 0, len(raw), _text(raw, path, f"{said}: {path}", text_field)
         return
     for where, start, stop, raw in _lines(path):
-        yield start, stop, _text(raw, path, where, source, text_field)
+        yield start, stop, _text(raw, path, f"{said}: {where}", text_field)
 
 
 def _lines(path: Path) -> Iterator[tuple[str, int, int, bytes]]:
@@ -212,55 +216,49 @@ def _lines(path: Path) -> Iterator[tuple[str, int, int, bytes]]:
                 yield f"{path}:{number}", start, stop, raw
 
 
-def _no_access(source: str, path: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"data.source={source}: cannot read {path} ({error.strerror})")
+def _no_access(said: str, path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"{said}: cannot read {path} ({error.strerror})")
 
 
-def _text(raw: bytes, path: Path, where: str, source: str, text_field: str) -> str:
+def _text(raw: bytes, path: Path, where: str, text_field: str) -> str:
     """The document in `raw`; `where` names it in errors."""
-    text = _decoded(raw, where, source)
-    return _record_text(_record(text, where, source), where, source, text_field) if path.suffix == ".jsonl" else text
+    text = _decoded(raw, where)
+    return _record_text(_record(text, where), where, text_field) if path.suffix == ".jsonl" else text
 
 
-def _decoded(raw: bytes, where: str, source: str) -> str:
+def _decoded(raw: bytes, where: str) -> str:
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"data.source={source}: {where} is not UTF-8 (byte {error.start}); convert it or leave it out"
-        ) from error
+        raise ConfigError(f"{where} is not UTF-8 (byte {error.start}); convert it or leave it out") from error
 
 
-def _record(line: str, where: str, source: str) -> dict[str, Any]:
+def _record(line: str, where: str) -> dict[str, Any]:
     """The object in a line of JSONL."""
     try:
         record = json.loads(line)
     except RecursionError as error:
-        raise ConfigError(f"data.source={source}: {where} is nested too deeply; mend or remove that line") from error
+        raise ConfigError(f"{where} is nested too deeply; mend or remove that line") from error
     except ValueError as error:  # also of an integer of thousands of digits, which is no JSONDecodeError
         reason = error.msg if isinstance(error, json.JSONDecodeError) else "a number is too long"
-        raise ConfigError(f"data.source={source}: {where} is not JSON ({reason}); mend or remove that line") from error
+        raise ConfigError(f"{where} is not JSON ({reason}); mend or remove that line") from error
     if not isinstance(record, dict):
-        raise ConfigError(f"data.source={source}: {where} is not a JSON object; mend or remove that line")
+        raise ConfigError(f"{where} is not a JSON object; mend or remove that line")
     return record
 
 
-def _record_text(record: dict[str, Any], where: str, source: str, text_field: str) -> str:
+def _record_text(record: dict[str, Any], where: str, text_field: str) -> str:
     text = record.get(text_field)
     if not isinstance(text, str):
         fields = ", ".join(key for key, value in record.items() if isinstance(value, str)) or "none"
-        raise ConfigError(
-            f"data.text_field={text_field}: {where} has no text of that name; its fields with text: {fields}"
-        )
-    check_unicode(text, where, source)
+        raise ConfigError(f"{where} has no text in data.text_field={text_field}; its fields with text: {fields}")
+    check_unicode(text, where)
     return text
 
 
-def check_unicode(text: str, where: str, source: str) -> None:
+def check_unicode(text: str, where: str) -> None:
     """Sees to it that text can be encoded; JSON may hold half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(
-            f"data.source={source}: {where} holds half of a surrogate pair; mend or remove that line"
-        ) from error
+        raise ConfigError(f"{where} holds half of a surrogate pair; mend or remove that line") from error
