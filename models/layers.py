@@ -96,7 +96,6 @@ class Attention(nn.Module):
             softcap=config.attention_softcap,
             axis=self.manual.context,
         )
-        context_BSNV = checkpoint_name(context_BSNV, "context")
         N, V, D = config.heads, config.size_of_value, config.d_model
         y_BSD = projected(self, "out", context_BSNV, ((N, V), (D,)), (("heads", "head_dim"), ("embed",)), noise)
         if config.attention_bias == "all":

@@ -11,6 +11,7 @@ from typing import Literal
 import jax
 
 from models.attention.blockwise import attend_blockwise
+from models.attention.fused import attend_fused, can_fuse
 from models.attention.masks import Mask
 from models.attention.plain import attend_plain
 from models.attention.ring import attend_ring
@@ -21,7 +22,7 @@ __all__ = ["Implementation", "attend"]
 Implementation = Literal["auto", "plain", "blockwise", "fused"]
 
 _BLOCK = 128  # queries and keys in a block, at most
-_LONG = 256  # keys from which blocks are faster than all scores at once
+_LONG, _MANY = 256, 16  # keys and queries from which blocks are faster than all scores at once
 
 
 def attend(
@@ -34,6 +35,7 @@ def attend(
     softcap: float = 0.0,
     implementation: Implementation = "auto",
     axis: str | None = None,
+    in_order: bool = False,
 ) -> jax.Array:
     """Softmax attention with grouped heads, scores and softmax in float32.
 
@@ -44,20 +46,26 @@ def attend(
         scale: multiplies the products of queries and keys.
         softcap: c in `c tanh(scores / c)` (Gemma 2); 0 is none.
         implementation: how to compute it; all give the same. `plain` has all scores in memory, `blockwise` a block of
-            them, `auto` takes the faster.
+            them, `fused` is the backend's own kernel, and `blockwise` where it has none for this; see
+            `models.attention.fused`. `auto` takes the fastest.
         axis: a manual mesh axis over which the sequence is divided, None if it is not; places in the mask are then
             counted over all devices, and it is computed blockwise. The backward has collectives over the axis too.
+        in_order: the mask's places are 0, 1, 2, ..., of queries and of keys. The kernel for TPU skips what is after a
+            query, and has to know that before it sees the data.
 
     Returns:
-        [B, S, N, V] in the dtype of the values.
+        [B, S, N, V] in the dtype of the values, with the name "context" for remat policies. With that saved, nothing
+        of attention is computed again.
 
     Raises:
         ValueError: the axis has an odd number of devices, or leaves each an odd number of tokens.
     """
-    scores, keys = Scores(scale, softcap), k_BTKH.shape[1]
+    operands, scores = (q_BSNH, k_BTKH, v_BTKV), Scores(scale, softcap)
     if axis is not None and jax.lax.axis_size(axis) > 1:
-        return attend_ring(q_BSNH, k_BTKH, v_BTKV, mask, scores, _BLOCK, axis)
-    long = keys >= _LONG and q_BSNH.shape[1] >= 16
-    if implementation == "blockwise" or (implementation == "auto" and long):
-        return attend_blockwise(q_BSNH, k_BTKH, v_BTKV, mask, scores, _BLOCK)
-    return attend_plain(q_BSNH, k_BTKH, v_BTKV, mask, scores)
+        return attend_ring(*operands, mask, scores, _BLOCK, axis)
+    if implementation in ("auto", "fused") and can_fuse(*operands, mask, scores, in_order):
+        return attend_fused(*operands, mask, scores)
+    long = q_BSNH.shape[1] >= _MANY and k_BTKH.shape[1] >= _LONG
+    if implementation in ("blockwise", "fused") or (implementation == "auto" and long):
+        return attend_blockwise(*operands, mask, scores, _BLOCK)
+    return attend_plain(*operands, mask, scores)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from models.attention.masks import Mask, visible
 from models.attention.scores import HIDDEN, Scores, product
@@ -27,7 +28,7 @@ def attend_plain(q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKV: jax.Array, mask: 
     answer = _once if S <= _FEW and S < T else _by_matmuls
     out_BSKGV = answer(q_BSNH.reshape(B, S, K, N // K, H), k_BTKH, v_BTKV, seen_BST, scores)
     out_BSNV = out_BSKGV.reshape(B, S, N, V).astype(v_BTKV.dtype)
-    return jnp.where(looks_BS11, out_BSNV, jnp.zeros_like(out_BSNV))
+    return checkpoint_name(jnp.where(looks_BS11, out_BSNV, jnp.zeros_like(out_BSNV)), "context")
 
 
 def _by_matmuls(

@@ -25,9 +25,7 @@ STEPS, RATE = 4, 0.5
 # --- As data --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "group"), [("pipedream_2bw", None), ("nf1b", None), ("nf1b", 2), ("nf1b", 3)]
-)
+@pytest.mark.parametrize(("name", "group"), [("pipedream_2bw", None), ("nf1b", None), ("nf1b", 2), ("nf1b", 3)])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
 def test_every_rank_is_busy_in_every_tick(name, group, ranks):
     microbatches = 6 * ranks

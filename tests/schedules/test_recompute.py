@@ -51,9 +51,9 @@ def test_a_waiting_rank_recomputes():
 def test_recompute_apart_costs_less_than_on_the_critical_path(name, timing, send):
     plain = split_backward(make(name, ranks=8, microbatches=32))
     apart, inside = (Costs(F=1, R=1, I=one.I, W=1, send=send) for one in (APART, INSIDE))
-    assert simulate(add_recompute(plain, apart, timing), apart, timing).makespan < simulate(
-        plain, inside, timing
-    ).makespan
+    assert (
+        simulate(add_recompute(plain, apart, timing), apart, timing).makespan < simulate(plain, inside, timing).makespan
+    )
 
 
 def test_all_microbatches_of_a_stage_or_none():

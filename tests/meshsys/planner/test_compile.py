@@ -114,5 +114,3 @@ def test_the_compiler_rejects_what_is_too_large():
     large = config("v5e:1x1", model={"d_model": 16384, "heads": 128, "d_ff": 65536})
     with pytest.raises(OutOfMemory, match="rejects the step for memory .*pipeline.remat"):
         compiled_plan(assemble(large))
-
-

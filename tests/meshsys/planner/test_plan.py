@@ -190,9 +190,7 @@ def test_gradients_and_copies_of_the_weights():
     """float32 accumulators of whole matrices, or with `tick` of the fsdp shards."""
     axes = mesh("8", pipe=2, fsdp=4)
     step, tick = (
-        make_plan(
-            config(mesh=axes, pipeline={"microbatches": 2, "fsdp_gather": gather}, model={"dtype": "bfloat16"})
-        )
+        make_plan(config(mesh=axes, pipeline={"microbatches": 2, "fsdp_gather": gather}, model={"dtype": "bfloat16"}))
         for gather in ("step", "tick")
     )
     ends = next(stage for stage in step.stages if stage.embedding).parameters
@@ -294,8 +292,14 @@ def test_a_long_timeline_is_cut():
         ),
     ],
     ids=[
-        "zb_h1", "gpipe-full", "interleaved-tensor-dots", "fsdp-full", "borrowed-weights", "two-versions",
-        "auto-mixed", "auto-apart",
+        "zb_h1",
+        "gpipe-full",
+        "interleaved-tensor-dots",
+        "fsdp-full",
+        "borrowed-weights",
+        "two-versions",
+        "auto-mixed",
+        "auto-apart",
     ],  # fmt: skip
 )
 def test_temporaries_are_near_the_compilers(asked, capsys):
