@@ -24,6 +24,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from models.attention import blocks
+from models.attention.heads import can_divide, over_heads
 from models.attention.masks import Mask
 from models.attention.scores import Scores
 
@@ -70,7 +71,36 @@ def attend_ring(
 def _forward(
     q_BSNH: jax.Array, k_BSKH: jax.Array, v_BSKV: jax.Array, mask: Mask, scores: Scores, block: int, axis: str
 ) -> tuple[jax.Array, Any]:
-    (_, S, K, V), devices = v_BSKV.shape, _check(k_BSKH, axis)
+    _check(k_BSKH, axis)
+    operands = q_BSNH, k_BSKH, v_BSKV
+    run = partial(_absorb_all, scores=scores, block=block, axis=axis)
+    out, norm = _each_head(run, operands, mask)
+    out_BSNV, norm_BSN = checkpoint_name(out, "context"), checkpoint_name(norm, "context")
+    return out_BSNV, (operands, mask, out_BSNV, norm_BSN)
+
+
+def _backward(scores: Scores, block: int, axis: str, residuals: Any, d_out_BSNV: jax.Array) -> tuple:
+    operands, mask, out_BSNV, norm_BSN = residuals
+    run = partial(_gradients_of_all, scores=scores, block=block, axis=axis)
+    return *_each_head(run, (*operands, out_BSNV, norm_BSN, d_out_BSNV), mask), None
+
+
+attend_ring.defvjp(_forward, _backward)
+
+
+def _each_head(run: Callable, operands: tuple[jax.Array, ...], mask: Mask) -> Any:
+    divided = can_divide(operands[1].shape[2])
+    return over_heads(run, 2, operands, mask) if divided else run(*operands, mask)
+
+
+_Pair = tuple[jax.Array, jax.Array]  # keys and values, in blocks
+
+
+def _absorb_all(
+    q_BSNH: jax.Array, k_BSKH: jax.Array, v_BSKV: jax.Array, mask: Mask, scores: Scores, block: int, axis: str
+) -> tuple[jax.Array, jax.Array]:
+    """The output, and the logarithm of the sum of exponentials."""
+    (_, S, K, V), devices = v_BSKV.shape, jax.lax.axis_size(axis)
     q_IBKQGH = blocks.query_blocks(q_BSNH, K, block)
     masks = _masks(mask, block, axis)
 
@@ -81,13 +111,22 @@ def _forward(
     state = blocks.start(q_IBKQGH, V), (_key_blocks(k_BSKH, block), _key_blocks(v_BSKV, block))
     running, (k, v) = jax.lax.fori_loop(0, devices - 1, step, state)
     running = blocks.absorb(running, q_IBKQGH, k, v, masks(devices - 1), scores)
-    out, norm = (blocks.from_query_blocks(x, S) for x in blocks.finish(running))
-    out_BSNV, norm_BSN = checkpoint_name(out.astype(v_BSKV.dtype), "context"), checkpoint_name(norm, "context")
-    return out_BSNV, (q_BSNH, k_BSKH, v_BSKV, mask, out_BSNV, norm_BSN)
+    out_BSNV, norm_BSN = (blocks.from_query_blocks(x, S) for x in blocks.finish(running))
+    return out_BSNV.astype(v_BSKV.dtype), norm_BSN
 
 
-def _backward(scores: Scores, block: int, axis: str, residuals: Any, d_out_BSNV: jax.Array) -> tuple:
-    q_BSNH, k_BSKH, v_BSKV, mask, out_BSNV, norm_BSN = residuals
+def _gradients_of_all(
+    q_BSNH: jax.Array,
+    k_BSKH: jax.Array,
+    v_BSKV: jax.Array,
+    out_BSNV: jax.Array,
+    norm_BSN: jax.Array,
+    d_out_BSNV: jax.Array,
+    mask: Mask,
+    scores: Scores,
+    block: int,
+    axis: str,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     (_, S, K, _), devices = k_BSKH.shape, jax.lax.axis_size(axis)
     queries = blocks.backward(q_BSNH, out_BSNV, norm_BSN, d_out_BSNV, K, block)
     masks = _masks(mask, block, axis)
@@ -106,15 +145,10 @@ def _backward(scores: Scores, block: int, axis: str, residuals: Any, d_out_BSNV:
     dq, *travelling = add(devices - 1, *state)
     dk, dv = (_from_key_blocks(x, S) for x in _shift(travelling, axis))
     dq = blocks.from_query_blocks(dq, S)
-    return dq.astype(q_BSNH.dtype), dk.astype(k_BSKH.dtype), dv.astype(v_BSKV.dtype), None
+    return dq.astype(q_BSNH.dtype), dk.astype(k_BSKH.dtype), dv.astype(v_BSKV.dtype)
 
 
-attend_ring.defvjp(_forward, _backward)
-
-_Pair = tuple[jax.Array, jax.Array]  # keys and values, in blocks
-
-
-def _check(k_BSKH: jax.Array, axis: str) -> int:
+def _check(k_BSKH: jax.Array, axis: str) -> None:
     devices, length = jax.lax.axis_size(axis), k_BSKH.shape[1]
     if devices % 2:
         raise ValueError(f"the mesh axis {axis} has {devices} devices; ring attention pairs them, use 2, 4, 6, ...")
@@ -123,7 +157,6 @@ def _check(k_BSKH: jax.Array, axis: str) -> int:
             f"the mesh axis {axis} leaves each device {length} tokens, of which half travel each way round the ring; "
             f"use a sequence that {2 * devices} divides"
         )
-    return devices
 
 
 # --- Keys, in two halves ------------------------------------------------------------------------------------------
