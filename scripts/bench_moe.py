@@ -1,27 +1,30 @@
-"""What a mixture of experts costs beside a dense network of the same active FLOPs, on fake CPU devices.
+"""What a mixture of experts costs beside a dense network of the same active FLOPs, and whether it drops tokens.
 
-Times are of one feed-forward network and its gradients, parameters' sums over devices included; the two sides run in
-turn and the best of each counts. Run `scripts/setup.sh` first.
+    python scripts/bench_moe.py layer|dropped|all [--json]
 
-    .venv/bin/python scripts/bench_moe.py layer
+On fake CPU devices. Times are of one feed-forward network and its gradients, summed over devices where they must be;
+what is compared runs in turn, and the best of each counts. `time of all cores` suffers less from what else runs.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
+# JAX reads these once, when its backend starts.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4".strip()
-
-import time  # noqa: E402
-from collections.abc import Callable, Iterator  # noqa: E402
-from typing import Any  # noqa: E402
+# As a script, Python looks beside this file; the packages are one folder up.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import flax.linen as nn  # noqa: E402
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
-from bench_table import Row, run  # noqa: E402
 from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 
 from models import ModelConfig  # noqa: E402
@@ -29,70 +32,114 @@ from models.config import MoeConfig  # noqa: E402
 from models.layers import Mlp  # noqa: E402
 from models.moe import Moe  # noqa: E402
 from models.parallel import ManualAxes  # noqa: E402
+from scripts.bench_table import Row, run  # noqa: E402
 
 DEVICES, EXPERTS, CHOSEN = 4, 8, 2
 D, F, S = 256, 512, 512  # d_model, width of an expert, tokens of a device
-REPEATS = 15
+ROUNDS = 15
 CONFIG = ModelConfig(
     d_model=D,
     d_ff=CHOSEN * F,
     moe=MoeConfig(experts=EXPERTS, experts_per_token=CHOSEN, d_ff=F, aux_loss=0.01, z_loss=0.001),
 )
-OWN = ("gate", "up", "down")  # leaves that are divided over devices, where there are experts
+EACH, SAME = PartitionSpec("expert"), PartitionSpec()
 
 PyTree = Any
 
 
 def layer() -> Iterator[Row]:
-    mesh = Mesh(np.array(jax.devices()[:DEVICES]), ("expert",))
-    whole = ManualAxes()
+    """Seconds of a layer's network with its gradients."""
+    mesh = _mesh()
     runs = {
-        "a dense network of the same active FLOPs": _on_devices(mesh, Mlp(CONFIG), Mlp(CONFIG), ()),
-        "experts on every device": _on_devices(mesh, Moe(CONFIG, whole), Moe(CONFIG, whole), ()),
-        "experts divided over 4 devices": _on_devices(mesh, Moe(CONFIG, whole), Moe(CONFIG, ManualAxes("expert")), OWN),
+        "a dense network of the same active FLOPs": _step(mesh, Mlp(CONFIG)),
+        "all experts on each device": _step(mesh, Moe(CONFIG)),
+        "experts divided over the devices": _step(mesh, Moe(CONFIG, ManualAxes(expert="expert"))),
     }
     wall, cpu = _best(runs)
     dense, *others = runs
     yield Row(dense, 1e3 * wall[dense], "ms")
     for name in others:
         yield Row(name, 1e3 * wall[name], "ms")
-        yield Row(f"{name}: over dense", wall[name] / wall[dense], "x", at_most=1.6)
-        yield Row(f"{name}: over dense, time of all cores", cpu[name] / cpu[dense], "x")
+        yield Row("  over dense", wall[name] / wall[dense], "x", at_most=1.6)
+        yield Row("  over dense, time of all cores", cpu[name] / cpu[dense], "x")
 
 
-def _on_devices(mesh: Mesh, whole: nn.Module, module: nn.Module, own: tuple[str, ...]) -> Callable[[], PyTree]:
-    """The network and its gradients, each device having S tokens of its own.
+def dropped() -> Iterator[Row]:
+    """Tokens that miss one of their experts, counted: every expert returns ones, and a token's weights sum to one."""
+    mesh, module = _mesh(), Moe(CONFIG, ManualAxes(expert="expert"))
+    for what, skew in (("a random router", 0.0), ("a router that sends all tokens to one device", 100.0)):
+        rng = np.random.default_rng(0)
+        # The router sees noise and, with skew, what all tokens have; the experts see what all tokens have.
+        x_BSD = np.concatenate([rng.normal(size=(DEVICES, S, D - 1)), np.ones((DEVICES, S, 1))], -1)
+        router_DE = rng.normal(size=(D, EXPERTS)) / D**0.5
+        router_DE[-1, -CHOSEN:] += skew
+        gate_EDF, down_EFD = np.zeros((EXPERTS, D, F)), np.ones((EXPERTS, F, D)) / F
+        gate_EDF[:, -1] = 1.0
+        up_EDF = gate_EDF / jax.nn.silu(1.0)
+        params = {"router": router_DE, "gate": gate_EDF, "up": up_EDF, "down": down_EFD}
+        params, x_BSD = jax.tree.map(jnp.float32, (params, x_BSD))
+        y_BSD = _mapped(mesh, module, params, lambda params, x_BSD: _apply(module, params, x_BSD)[0], EACH)(
+            params, x_BSD
+        )
+        missing = (np.abs(np.asarray(y_BSD) - 1.0) > 1e-3).any(axis=-1)
+        yield Row(f"{what}: of {missing.size} tokens, dropped", float(missing.sum()), "", at_most=0)
 
-    Args:
-        whole: makes the parameters; `module` has this device's.
-    """
-    each, same = PartitionSpec("expert"), PartitionSpec()
-    noise = np.random.default_rng(0).normal(size=(DEVICES, S, D))
-    x_BSD = jax.device_put(noise.astype(np.float32), NamedSharding(mesh, each))
-    rest = () if isinstance(module, Mlp) else (jnp.ones((1, S)), jnp.ones((1, S), jnp.int32))
-    params = nn.meta.unbox(whole.init(jax.random.key(0), x_BSD[:1], *rest))["params"]
-    specs = {name: each if name in own else same for name in params}
-    params = {name: jax.device_put(leaf, NamedSharding(mesh, specs[name])) for name, leaf in params.items()}
 
-    def body(params: PyTree, x_BSD: jax.Array) -> PyTree:
-        def loss(params: PyTree, x_BSD: jax.Array) -> jax.Array:
-            out = module.apply({"params": params}, x_BSD, *rest)
-            y_BSD, extra = out if rest else (out, jnp.zeros(()))
-            return jnp.sum(jnp.square(y_BSD)) + extra
+def _mesh() -> Mesh:
+    return Mesh(np.array(jax.devices()[:DEVICES]), ("expert",))
 
-        grads, dx_BSD = jax.grad(loss, (0, 1))(params, x_BSD)
-        summed = {name: grad if name in own else jax.lax.psum(grad, "expert") for name, grad in grads.items()}
-        return summed, dx_BSD
 
-    mapped = jax.shard_map(body, mesh=mesh, in_specs=(specs, each), out_specs=(specs, each), check_vma=False)
-    compiled = jax.jit(mapped).lower(params, x_BSD).compile()
+def _step(mesh: Mesh, module: nn.Module) -> Callable[[], PyTree]:
+    """The gradients of a function of the outputs, each device having S tokens of its own."""
+    x_BSD = np.random.default_rng(0).normal(size=(DEVICES, S, D)).astype(np.float32)
+    whole = Mlp(CONFIG) if isinstance(module, Mlp) else Moe(CONFIG)
+    params = nn.meta.unbox(whole.init(jax.random.key(0), x_BSD[:1], *_rest(module)))["params"]
+    specs = _specs(module, params)
+
+    def objective(params: PyTree, x_BSD: jax.Array) -> jax.Array:
+        y_BSD, loss = _apply(module, params, x_BSD)
+        return jnp.square(y_BSD).sum() + loss
+
+    def gradients(params: PyTree, x_BSD: jax.Array) -> PyTree:
+        grads, dx_BSD = jax.grad(objective, (0, 1))(params, x_BSD)
+        own = _own(module)
+        return {name: g if name in own else jax.lax.psum(g, "expert") for name, g in grads.items()}, dx_BSD
+
+    compiled = _mapped(mesh, module, params, gradients, (specs, EACH))
+    params = jax.device_put(params, {name: NamedSharding(mesh, spec) for name, spec in specs.items()})
+    x_BSD = jax.device_put(x_BSD, NamedSharding(mesh, EACH))
     return lambda: jax.block_until_ready(compiled(params, x_BSD))
+
+
+def _mapped(mesh: Mesh, module: nn.Module, params: PyTree, function: Callable, out_specs: PyTree) -> Callable:
+    """`function(params, x_BSD)` on every device."""
+    in_specs = (_specs(module, params), EACH)
+    return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False))
+
+
+def _apply(module: nn.Module, params: PyTree, x_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
+    out = module.apply({"params": params}, x_BSD, *_rest(module))
+    return (out, jnp.zeros(())) if isinstance(module, Mlp) else out
+
+
+def _rest(module: nn.Module) -> tuple[jax.Array, ...]:
+    """Arguments beside the tokens."""
+    return () if isinstance(module, Mlp) else (jnp.ones((1, S)), jnp.ones((1, S), jnp.int32))
+
+
+def _own(module: nn.Module) -> tuple[str, ...]:
+    """Leaves of which each device has a part."""
+    return ("gate", "up", "down") if isinstance(module, Moe) and module.manual.expert else ()
+
+
+def _specs(module: nn.Module, params: PyTree) -> dict[str, PartitionSpec]:
+    return {name: EACH if name in _own(module) else SAME for name in params}
 
 
 def _best(runs: dict[str, Callable[[], PyTree]]) -> tuple[dict[str, float], dict[str, float]]:
     """Seconds of each, by the clock and of all cores."""
     wall, cpu = dict.fromkeys(runs, float("inf")), dict.fromkeys(runs, float("inf"))
-    for _ in range(REPEATS + 1):
+    for _ in range(ROUNDS + 1):
         for name, once in runs.items():
             start = time.perf_counter(), time.process_time()
             once()
@@ -102,6 +149,5 @@ def _best(runs: dict[str, Callable[[], PyTree]]) -> tuple[dict[str, float], dict
 
 
 if __name__ == "__main__":
-    raise SystemExit(
-        run(__doc__ or "", {"layer": (layer, f"{DEVICES} devices, {EXPERTS} experts, {CHOSEN} a token, {D} x {F}")})
-    )
+    size = f"{DEVICES} devices of {S} tokens, {EXPERTS} experts of {D} x {F}, {CHOSEN} a token"
+    raise SystemExit(run(__doc__ or "", {"layer": (layer, size), "dropped": (dropped, size)}))

@@ -96,6 +96,7 @@ def test_full_remat_of_a_stage_really_recomputes() -> None:
         ("bench_recompute.py", ("simulated", "measured")),
         ("check_pytorch.py", ("interleaved", "loops", "v")),
         ("bench_axes.py", ("predicted", "compiled")),
+        ("bench_moe.py", ("layer", "dropped")),
     ],
 )
 def test_a_script_names_its_benchmarks(script: str, names: tuple[str, ...]) -> None:
