@@ -53,7 +53,7 @@ def open_model(path: str, *, tokenizer: str | None = None) -> OpenModel:
 
 def _open_run(run: Path, tokenizer: str | None) -> OpenModel:
     config = load_config(run / "config.yaml")
-    own = load_tokenizer(tokenizer or config.data.tokenizer, chat_template=config.data.chat_template)
+    own = load_tokenizer(tokenizer or config.data.tokenizer or "bytes", chat_template=config.data.chat_template)
     decoder = Decoder(dataclasses.replace(config.model, vocab_size=config.model.vocab_size or own.vocab_size))
     params = restore_params(run / "checkpoints", jax.eval_shape(decoder.init, jax.random.key(0)))
     start = own.eos_id if own.bos_id is None else own.bos_id
