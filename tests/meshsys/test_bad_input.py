@@ -296,7 +296,30 @@ BAD_OPTIONS: dict[str, tuple[list[str], str]] = {
     ),
     "axes on the default torus": (["mesh.axes.pipe=2"], "mesh.axes.pipe=2: that is 2 devices, but mesh.topology=1 has"),
     "experts": (["mesh.topology=2", "mesh.axes.expert=2"], "mesh.axes.expert=2, but this model has no experts; set"),
-    "context": (["mesh.topology=2", "mesh.axes.context=2"], "mesh.axes.context=2: sequences are not divided among"),
+    "context": (
+        ["mesh.topology=2", "mesh.axes.context=2", "data.sequence_length=18"],
+        "data.sequence_length=18 is not a multiple of 2 x mesh.axes.context = 4, by which sequences are divided; set",
+    ),
+    "odd context": (
+        ["mesh.topology=3", "mesh.axes.context=3"],
+        "mesh.axes.context=3 is odd, and ring attention pairs the devices that share a sequence; set mesh.axes.context=2",
+    ),
+    "experts that do not divide": (
+        ["mesh.topology=2", "mesh.axes.expert=2", "model.moe={experts: 3, experts_per_token: 1, d_ff: 8}"],
+        "mesh.axes.expert=2 does not divide model.moe.experts=3; use 1 or 3",
+    ),
+    "more experts a token than there are": (
+        ["model.moe={experts: 3, experts_per_token: 4, d_ff: 8}"],
+        "model.moe.experts_per_token=4 must be at most 3; lower it",
+    ),
+    "dense layers": (
+        ["model.moe={experts: 2, experts_per_token: 1, d_ff: 8, dense_layers: [99]}"],
+        "model.moe.dense_layers has 99, but model.layers=",
+    ),
+    "latent": (["model.latent={kv_rank: 4, nope_dim: 4, rope_dim: 3, value_dim: 4}"], "model.latent.rope_dim=3 must be"),
+    "lora": (["model.lora={targets: [querry]}"], "model.lora.targets has 'querry'; use query, key,"),
+    "windows": (["model.window_pattern=[]"], "model.window_pattern is empty; give it one true or false for each"),
+    "pretrained": (["model.pretrained=nowhere"], "model.pretrained=nowhere: nowhere does not exist; give"),
     "tensor, heads": (["mesh.topology=4", "mesh.axes.tensor=4"], "mesh.axes.tensor=4 does not divide model.heads=2; "),
     "tensor, d_ff": (
         ["mesh.topology=2", "mesh.axes.tensor=2", "model.d_ff=33"],
