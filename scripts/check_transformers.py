@@ -153,7 +153,7 @@ def _compare(family: str, case: str, options: dict[str, Any], folder: Path) -> I
     ours, our_norms = our_loss(config, params, tokens)
     yield _row("  mean loss", abs(loss - ours), LOSS)
     assert norms.keys() == our_norms.keys(), norms.keys() ^ our_norms.keys()
-    yield _row("  gradient norms", max(abs(our_norms[name] / norm - 1) for name, norm in norms.items()), NORM)
+    yield _row("  gradient norms", max(abs(our_norms[name] - norm) / (norm or 1) for name, norm in norms.items()), NORM)
     yield Row("  greedy tokens that differ", differing(theirs, config, params, tokens), "", 0)
     facts = open_pretrained(folder / "theirs").facts
     save_pretrained(config, params, folder / "ours", facts=facts)

@@ -165,9 +165,10 @@ class _Place(NamedTuple):
 
     @property
     def order(self) -> tuple[float, int]:
-        """The order in which a model runs through its layers."""
-        after = float("-inf") if self.leaf.startswith("shared.embed.") else float("inf")
-        return after if self.layer is None else self.layer, self.expert or 0
+        """The order in which a model uses its tensors."""
+        if self.layer is not None:
+            return self.layer, self.expert or 0
+        return (-1, 0) if self.leaf.startswith("shared.embed.") else (float("inf"), self.leaf == "shared.head.kernel")
 
 
 def _places(table: Mapping[str, Layout], leaves: Mapping[str, Leaf]) -> Iterator[_Place]:

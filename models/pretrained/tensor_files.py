@@ -102,11 +102,13 @@ def open_folder(folder: Path) -> dict[str, StoredTensor]:
     places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(place, str) for place in places.values()):
         raise PretrainedError(f"{index} has no weight_map of tensors to files; {_AGAIN}")
-    tensors: dict[str, StoredTensor] = {}
-    for shard in dict.fromkeys(places.values()):
+    shards = list(dict.fromkeys(places.values()))
+    for shard in shards:
         if Path(shard).name != shard or not (folder / shard).is_file():
             first = next(name for name, place in places.items() if place == shard)
             raise PretrainedError(f"{folder / shard} is missing; {INDEX} says that it holds {first}; {_AGAIN}")
+    tensors: dict[str, StoredTensor] = {}
+    for shard in shards:
         for name, tensor in _open_file(folder / shard).items():
             if places.get(name) != shard:
                 raise PretrainedError(f"{folder / shard} holds {name}, but {INDEX} says nothing of it; {_AGAIN}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -34,11 +35,13 @@ def leaf_name(path: tuple[Any, ...]) -> str:
     return ".".join(part.key for part in path)
 
 
+@lru_cache(maxsize=16)  # to trace a model takes longer than to read a small one
 def shapes_of(config: ModelConfig) -> PyTree:
     """Shapes and dtypes of all parameters, in canonical form."""
     return jax.eval_shape(Decoder(config).init, jax.eval_shape(jax.random.key, 0))
 
 
+@lru_cache(maxsize=16)
 def leaves_of(config: ModelConfig) -> Mapping[str, Leaf]:
     """All parameters by name."""
     holders = Decoder(config).holders
