@@ -80,6 +80,7 @@ def architecture(config: ModelConfig) -> dict[str, Any]:
         "windows": config.windows,
         "rotary": config.rotary,
         "kinds": config.kinds,
+        "d_ff": config.d_ff if "dense" in config.kinds else None,
         "rope_local_theta": (config.rope_local_theta or config.rope_theta) if any(config.windows) else 0.0,
         "moe": moe,
     }

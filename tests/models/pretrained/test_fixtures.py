@@ -64,12 +64,12 @@ def test_loss_and_gradients(folder, tmp_path):
     np.testing.assert_allclose(loss, want["mean_cross_entropy"], rtol=0, atol=1e-5)
     save_pretrained(config, grads, tmp_path / "grads")  # gives them the names that the reference has
     norms = json.loads((folder / "grad_norms.json").read_text())
-    found = _norms(tmp_path / "grads")
+    found = gradient_norms(tmp_path / "grads")
     assert found.keys() == norms.keys()
     np.testing.assert_allclose([found[name] for name in norms], list(norms.values()), rtol=1e-4)
 
 
-def _norms(folder):
+def gradient_norms(folder):
     """By the names that transformers has in memory: experts are stacked, gate and up are one tensor."""
     squares: dict[str, float] = {}
     for name, tensor in open_folder(folder).items():
