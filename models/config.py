@@ -190,6 +190,8 @@ class ModelConfig:
         attention_bias: `qkv` adds a bias to queries, keys and values (Qwen2), `all` to attention's output too.
         attention_scale: multiplies the scores; 0 means one over the square root of the head's dimensions.
         attention_softcap: c in `c tanh(scores / c)` (Gemma 2); 0 means none.
+        attention: how to compute it: all scores at once (`plain`), a block of them at a time (`blockwise`), by the
+            backend's own kernel where it has one and else `blockwise` (`fused`), or whatever is fastest (`auto`).
         logits_softcap: the same for the output layer.
         window: keys that a query sees, its own included, in layers with a window; 0 means no layer has one.
         window_pattern: whether a layer has the window, from the first layer on, repeated.
@@ -225,6 +227,7 @@ class ModelConfig:
     attention_bias: Literal["none", "qkv", "all"] = "none"
     attention_scale: float = 0.0
     attention_softcap: float = 0.0
+    attention: Literal["auto", "plain", "blockwise", "fused"] = "auto"
     logits_softcap: float = 0.0
     window: int = 0
     window_pattern: tuple[bool, ...] = (True,)

@@ -256,7 +256,10 @@ class Decoder:
             return jax.tree.map(lambda *values: jax.lax.select_n(index, *values), *map(pick, unique))
 
         if any(config.windows):
-            mask = mask._replace(window=chosen(config.windows, lambda window: jnp.asarray(window, jnp.int32)))
+            # The same in all layers, it stays a number: kernels skip what is outside of one that they know.
+            same = len(set(config.windows)) == 1
+            window = config.windows[0] if same else chosen(config.windows, jnp.int32)
+            mask = mask._replace(window=window)
         if context.local_rotary is not None:
             has_window = tuple(map(bool, config.windows))
             rotary = chosen(has_window, lambda local: context.local_rotary if local else context.rotary)

@@ -94,7 +94,9 @@ class Attention(nn.Module):
             seen.mask,
             scale=scale,
             softcap=config.attention_softcap,
+            implementation=config.attention,
             axis=self.manual.context,
+            in_order=cache is None,
         )
         N, V, D = config.heads, config.size_of_value, config.d_model
         y_BSD = projected(self, "out", context_BSNV, ((N, V), (D,)), (("heads", "head_dim"), ("embed",)), noise)

@@ -11,7 +11,7 @@ from typing import Literal
 import jax
 
 from models.attention.blockwise import attend_blockwise
-from models.attention.fused import attend_fused, can_fuse
+from models.attention.fused import attend_fused, can_fuse, platform
 from models.attention.masks import Mask
 from models.attention.plain import attend_plain
 from models.attention.ring import attend_ring
@@ -21,7 +21,7 @@ __all__ = ["Implementation", "attend"]
 
 Implementation = Literal["auto", "plain", "blockwise", "fused"]
 
-_BLOCK = 128  # queries and keys in a block, at most
+_BLOCK, _WIDE = 128, 512  # queries and keys in a block, at most, on CPU and elsewhere
 _LONG, _MANY = 256, 16  # keys and queries from which blocks are faster than all scores at once
 
 
@@ -61,11 +61,12 @@ def attend(
         ValueError: the axis has an odd number of devices, or leaves each an odd number of tokens.
     """
     operands, scores = (q_BSNH, k_BTKH, v_BTKV), Scores(scale, softcap)
+    block = _BLOCK if platform() == "cpu" else _WIDE
     if axis is not None and jax.lax.axis_size(axis) > 1:
-        return attend_ring(*operands, mask, scores, _BLOCK, axis)
+        return attend_ring(*operands, mask, scores, block, axis)
     if implementation in ("auto", "fused") and can_fuse(*operands, mask, scores, in_order):
         return attend_fused(*operands, mask, scores)
     long = q_BSNH.shape[1] >= _MANY and k_BTKH.shape[1] >= _LONG
     if implementation in ("blockwise", "fused") or (implementation == "auto" and long):
-        return attend_blockwise(*operands, mask, scores, _BLOCK)
+        return attend_blockwise(*operands, mask, scores, block)
     return attend_plain(*operands, mask, scores)

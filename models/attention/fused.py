@@ -23,12 +23,12 @@ from models.attention.heads import can_divide, over_heads
 from models.attention.masks import Mask, visible
 from models.attention.scores import Scores
 
-__all__ = ["attend_fused", "by_cudnn", "by_splash", "can_fuse"]
+__all__ = ["attend_fused", "by_cudnn", "by_splash", "can_fuse", "platform"]
 
 _LANES = 128
 
 
-def _platform() -> str:
+def platform() -> str:
     """What the program is for: the platform of the mesh that is bound around, or JAX's own."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform
@@ -39,7 +39,7 @@ def can_fuse(
 ) -> bool:
     """Whether the backend has a kernel for this; see the module's docstring."""
     (_, S, _, H), (_, T, K, V) = q_BSNH.shape, v_BTKV.shape
-    kind = _platform()
+    kind = platform()
     if kind == "tpu":
         causal = in_order and S == T and mask.prefix_B is None and not isinstance(mask.window, jax.Array)
         return causal and S % _LANES == 0 and can_divide(K)
@@ -51,7 +51,7 @@ def can_fuse(
 
 def attend_fused(q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKV: jax.Array, mask: Mask, scores: Scores) -> jax.Array:
     """See `models.attention.attend`; to be called where `can_fuse`."""
-    return (by_splash if _platform() == "tpu" else by_cudnn)(q_BSNH, k_BTKH, v_BTKV, mask, scores)
+    return (by_splash if platform() == "tpu" else by_cudnn)(q_BSNH, k_BTKH, v_BTKV, mask, scores)
 
 
 def by_splash(q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKV: jax.Array, mask: Mask, scores: Scores) -> jax.Array:
@@ -78,7 +78,7 @@ def by_splash(q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKV: jax.Array, mask: Mas
             head_shards=1,
             q_seq_shards=1,
             residual_checkpoint_name="context",
-            interpret=_platform() != "tpu",
+            interpret=platform() != "tpu",
         )
         return jax.vmap(run)(q_BNSH, k_BKTH, v_BKTV, segments)
 

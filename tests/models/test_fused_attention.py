@@ -70,7 +70,7 @@ def test_without_a_kernel_it_is_blockwise():
     ],
 )
 def test_what_has_a_kernel(monkeypatch, platform, dtype, heads, change, wanted):
-    monkeypatch.setattr("models.attention.fused._platform", lambda: platform)
+    monkeypatch.setattr("models.attention.fused.platform", lambda: platform)
     K, S, H = heads
     q = jnp.zeros((1, S, K, H), dtype)
     mask = causal_mask(jnp.ones((1, S), jnp.int32))._replace(**change)
