@@ -22,7 +22,7 @@ __all__ = ["Implementation", "attend"]
 Implementation = Literal["auto", "plain", "blockwise", "fused"]
 
 _BLOCK, _WIDE = 128, 512  # queries and keys in a block, at most, on CPU and elsewhere
-_LONG, _MANY = 256, 16  # keys and queries from which blocks are faster than all scores at once
+_LONG, _MANY = 512, 16  # keys and queries from which blocks are faster than all scores at once
 
 
 def attend(

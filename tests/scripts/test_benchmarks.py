@@ -94,6 +94,7 @@ def test_full_remat_of_a_stage_really_recomputes() -> None:
         ("bench_aot.py", ("memory", "pod")),
         ("bench_planner.py", ("cpu", "v5p")),
         ("bench_recompute.py", ("simulated", "measured")),
+        ("bench_attention.py", ("memory", "time", "cache", "ring")),
         ("check_pytorch.py", ("interleaved", "loops", "v")),
         ("bench_axes.py", ("predicted", "compiled")),
         ("bench_moe.py", ("layer", "dropped")),
