@@ -38,7 +38,7 @@ Label = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) i
 
 
 def _is_a_torus(topology: str) -> str:
-    if not re.fullmatch(r"([a-z][a-z0-9]*:)?[1-9][0-9]{0,8}(x[1-9][0-9]{0,8})*", topology):
+    if not re.fullmatch(r"([a-z][a-z0-9]*:)?[1-9][0-9]{0,8}(x[1-9][0-9]{0,8})*(_twisted)?", topology):
         raise ValueError("is not a torus; write sizes joined by `x`, as in 8, 2x2x2 or v5p:4x4x4")
     return topology
 

@@ -25,6 +25,7 @@ from meshsys.planner.plan import CollectivePlan, CompiledPlan
 from meshsys.planner.times import axes_of, collective_seconds, part_seconds
 from meshsys.step import Step
 from meshsys.torus import Topology
+from meshsys.torus.shapes import shape_text
 
 __all__ = ["OutOfMemory", "compiled_plan", "devices_of", "missing_compiler"]
 
@@ -63,8 +64,11 @@ def devices_of(topology: Topology) -> Sequence[jax.Device]:
     settings = {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_SKIP_MDS_QUERY": "1"}
     for name, value in (settings | {"TPU_LIBRARY_PATH": libtpu.get_library_path()}).items():
         os.environ.setdefault(name, value)
-    name = f"{_NAMES.get(topology.generation, topology.generation)}:{'x'.join(map(str, topology.shape))}"
+    generation = _NAMES.get(topology.generation, topology.generation)
+    name = f"{generation}:{shape_text(topology.shape, topology.twisted)}"
     options: dict[str, Any] = {"chip_config_name": "megacore"} if topology.generation == "v4" else {}
+    if topology.twisted:  # libtpu counts the twisted dimensions among those that wrap around
+        options["wrap"] = [True] * len(topology.shape)
     if not jax.config.jax_platforms:  # libtpu is there, and a TPU is not: JAX would look for one
         jax.config.update("jax_platforms", "cpu")
     try:

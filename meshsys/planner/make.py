@@ -91,6 +91,7 @@ def _mesh(assembly: Assembly) -> MeshPlan:
         dims=topology.dims,
         dim_names=topology.names,
         wrap=topology.wrap,
+        twist=topology.twist,
         devices=topology.size,
         devices_used=placement.size,
         axes=_axes(placement),

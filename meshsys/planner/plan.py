@@ -93,6 +93,7 @@ class MeshPlan:
     Attributes:
         dims: devices along each dimension of the torus, named in `dim_names`.
         wrap: for each dimension whether its last device is linked to its first.
+        twist: for each dimension how far a step over its end goes along each dimension; () without a twist.
         collectives: those that the axes are laid for; none for chips of no particular kind, and neither is jax.
         jax: the order that JAX would choose.
     """
@@ -107,6 +108,12 @@ class MeshPlan:
     chips: tuple[ChipPlan, ...]
     collectives: tuple[FlowPlan, ...] = ()
     jax: JaxOrderPlan | None = None
+    twist: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def twisted(self) -> dict[int, tuple[int, ...]]:
+        """The dimensions that close with a twist, and how far it goes."""
+        return {dim: shift for dim, shift in enumerate(self.twist) if any(shift)}
 
 
 @dataclass(frozen=True)

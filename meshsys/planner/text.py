@@ -134,8 +134,8 @@ def _head(plan: Plan) -> list[str]:
 def _mesh(plan: Plan) -> list[str]:
     mesh = plan.mesh
     sides = ", ".join(
-        f"{name} {size}{' (ring)' if wrap else ''}"
-        for name, size, wrap in zip(mesh.dim_names, mesh.dims, mesh.wrap, strict=True)
+        f"{name} {size}{' (ring)' if wrap else ' (twisted)' if dim in mesh.twisted else ''}"
+        for dim, (name, size, wrap) in enumerate(zip(mesh.dim_names, mesh.dims, mesh.wrap, strict=True))
     )
     theirs = {axis.name: axis for axis in mesh.jax.axes} if mesh.jax else {}
     rows = [

@@ -46,9 +46,12 @@ def torus_caption(plan: Plan) -> str:
             words.append(f"beside them, their position on the other axes ({', '.join(others)}, by first letter)")
     if plan.schedule.ranks > 1:
         words.append("dark links carry activations from rank to rank")
-    wraps = [name for name, wrap in zip(mesh.dim_names, mesh.wrap, strict=True) if wrap]
+    wraps = [name for dim, name in enumerate(mesh.dim_names) if mesh.wrap[dim] or dim in mesh.twisted]
     if wraps:
         words.append(f"dashed stubs are links that wrap around ({', '.join(wraps)})")
+    for dim, shift in mesh.twisted.items():
+        along = " and ".join(f"{by} further along {name}" for name, by in zip(mesh.dim_names, shift, strict=True) if by)
+        words.append(f"those along {mesh.dim_names[dim]} come back {along}")
     if mesh.devices > mesh.devices_used:
         words.append("grey chips are not used")
     for name, size in zip(mesh.dim_names[3:], mesh.dims[3:], strict=True):
@@ -73,7 +76,7 @@ class _Picture:
         self.position = {chip.coords: chip for chip in mesh.chips}
         ends = ((0, size - 1) for size in mesh.dims[: self.shown])
         corners = [self._project(corner) for corner in itertools.product(*ends)]
-        margin = self.radius + (self.stub if any(mesh.wrap) else 0) + 6
+        margin = self.radius + (self.stub if any(mesh.wrap) or mesh.twist else 0) + 6
         self.left = min(x for x, _ in corners) - margin
         self.top = min(y for _, y in corners) - margin
         self.width = max(x for x, _ in corners) + margin + (44 if self.labelled else 0) - self.left
@@ -117,7 +120,7 @@ class _Picture:
                 kind = "link hop" if self._successive((*coords, *rest), (*other, *rest)) else "link"
                 to_x, to_y = self._project(other)
                 yield f'<path class="{kind}" d="M{x:.1f} {y:.1f}L{to_x:.1f} {to_y:.1f}"/>'
-            if self.mesh.wrap[dim] and coords[dim] in (0, size - 1):
+            if (self.mesh.wrap[dim] or dim in self.mesh.twisted) and coords[dim] in (0, size - 1):
                 length = (self.radius + self.stub) / math.hypot(dx, dy) * (1 if coords[dim] else -1)
                 yield f'<path class="link wrap" d="M{x:.1f} {y:.1f}l{dx * length:.1f} {dy * length:.1f}"/>'
 

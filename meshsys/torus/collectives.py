@@ -6,6 +6,8 @@ all-to-all over several sides follow from counting the bytes on the busiest link
 An all-gather over a box goes side by side, and parts of the array take the sides in different orders, so that all
 links are busy. However the parts are cut, the links along some sides S carry at least what they carry if S goes
 first, (N_S - 1) / N of the array for the product N_S of these sides; the busiest S is the bound, and a cut meets it.
+A side that closes by a twist goes round a ring of twice its length, in which all comes twice, so that it is as good as
+a ring of its own length.
 
 Units: bytes, seconds; V bytes of the full array over the group, N devices of a group.
 """
@@ -34,11 +36,14 @@ class Span:
         ways: links' worth of bandwidth along each side, both directions together: 2 for a ring and 1 for a line,
             divided by how many groups share the busiest link.
         hops: links between the two devices that are farthest apart; on a walk the way between them along it.
+        routed: messages of an all-to-all that cross the busiest link, where that does not follow from the sides: in
+            groups that close by a twist (`meshsys.torus.routes.twisted_span`).
     """
 
     sides: tuple[int, ...]
     ways: tuple[float, ...]
     hops: int
+    routed: float | None = None
 
     @property
     def size(self) -> int:
@@ -60,6 +65,8 @@ class Span:
 
         A ring of d carries d^2 / 8 of its pairs' messages over a link, a line d^2 / 4.
         """
+        if self.routed is not None:
+            return self.routed
         sides = zip(self.sides, self.ways, strict=True)
         return max(((side**2 - side % 2) / (4 * ways) * self.size / side for side, ways in sides), default=0.0)
 

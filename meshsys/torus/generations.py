@@ -50,6 +50,7 @@ class Generation:
         cubes: the most 4x4x4 cubes that one slice joins, in any arrangement; 0 where there are none.
         cores: devices that JAX shows a chip.
         core_speed: bandwidth between the cores of a chip, over that of a link between chips.
+        twists: whether slices can be had as twisted tori.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Generation:
     cubes: int = 0
     cores: int = 1
     core_speed: float = 1.0
+    twists: bool = False
 
     @property
     def ndim(self) -> int:
@@ -67,7 +69,7 @@ class Generation:
         """Whether the shape is one that can be had."""
         return shape in self.shapes or (
             len(shape) == self.ndim
-            and self._in_cubes(shape)
+            and self.in_cubes(shape)
             and math.prod(size // _CUBE for size in shape) <= self.cubes
         )
 
@@ -78,7 +80,7 @@ class Generation:
         wraparound, although two of its dimensions are multiples of 4.
         """
         if self.cubes:
-            return (self._in_cubes(shape),) * len(shape)
+            return (self.in_cubes(shape),) * len(shape)
         return tuple(size == _FULL for size in shape)
 
     def nearest(self, shape: Shape, count: int = 3) -> list[Shape]:
@@ -91,7 +93,8 @@ class Generation:
 
         return sorted(self._valid(), key=difference)[:count]
 
-    def _in_cubes(self, shape: Shape) -> bool:
+    def in_cubes(self, shape: Shape) -> bool:
+        """Whether a slice of this shape is made of whole cubes."""
         return bool(self.cubes) and all(size % _CUBE == 0 for size in shape)
 
     def _valid(self) -> Iterator[Shape]:
@@ -116,8 +119,8 @@ _IRONWOOD_CORE = Chip(1.1535e15, 94.74 * _GIB, 3.69e12, 9e10)  # half a chip
 _IRONWOOD = Generation("ironwood", _IRONWOOD_CORE, ((1, 1, 1), *_PARTS_OF_A_CUBE), cubes=144, cores=2, core_speed=6.0)
 
 GENERATIONS: dict[str, Generation] = {
-    "v4": Generation("v4", _V4, _PARTS_OF_A_CUBE, cubes=64),
-    "v5p": Generation("v5p", _V5P, _PARTS_OF_A_CUBE, cubes=140),
+    "v4": Generation("v4", _V4, _PARTS_OF_A_CUBE, cubes=64, twists=True),
+    "v5p": Generation("v5p", _V5P, _PARTS_OF_A_CUBE, cubes=140, twists=True),
     "v5e": Generation("v5e", _V5E, _FLAT),
     "v6e": Generation("v6e", _V6E, _FLAT),
     "ironwood": _IRONWOOD,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from meshsys.torus.collectives import Span
 from meshsys.torus.placement import Placement
-from meshsys.torus.routes import busiest
+from meshsys.torus.routes import busiest, twisted_span
 from meshsys.torus.topology import Topology
 from meshsys.torus.traffic import AXES, Flow, flow_seconds
 from meshsys.torus.walks import walk
@@ -70,6 +70,9 @@ def _span(placement: Placement, axes: tuple[str, ...], routed: bool) -> Span:
     long = [dim for dim, side in enumerate(sides) if side > 1]
     if not routed and any(sides[dim] < topology.dims[dim] for dim in long):
         return _ring(_walked(nodes, sides, topology), topology)
+    twisted = twisted_span(topology, {dim: sides[dim] for dim in long})
+    if twisted is not None:
+        return twisted
     ways, hops = [], 0
     for dim in long:
         lines = _lines(nodes, dim, sides[dim], topology)

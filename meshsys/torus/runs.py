@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshsys.torus.collectives import Span, ring
+from meshsys.torus.routes import twisted_span
 from meshsys.torus.topology import Topology
 from meshsys.torus.traffic import Flow, flow_seconds
 from meshsys.torus.walks import closes, walk
@@ -135,6 +136,9 @@ def where(runs: Sequence[Run], kind: str) -> Span:
     """
     topology = runs[0].topology
     sides = _sides(runs)
+    twisted = twisted_span(topology, {dim: side for dim, side, _, _ in sides})
+    if twisted is not None:
+        return twisted
     whole = all(side == topology.dims[dim] for dim, side, _, _ in sides)
     if kind == "all-to-all" or whole:
         hops = 0

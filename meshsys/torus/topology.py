@@ -6,21 +6,23 @@ import difflib
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from meshsys.torus.generations import GENERATIONS, Chip, Generation
-from meshsys.torus.shapes import Shape, dimension_names, shape_text
+from meshsys.torus.shapes import TWISTED, Shape, dimension_names, shape_text
+from meshsys.torus.twist import twist_of
 
 __all__ = ["Topology", "TopologyError"]
 
 # Far above any pod; they keep a slip of the finger from filling the memory.
 _MOST_CHIPS = 1 << 16
 _MOST_DIMENSIONS = 6
-_SPEC = re.compile(r"(?:([a-z]\w*)\s*:\s*)?(\d+(?:\s*x\s*\d+)*)")
+_SPEC = re.compile(rf"(?:([a-z]\w*)\s*:\s*)?(\d+(?:\s*x\s*\d+)*)({TWISTED})?")
 
 
 class TopologyError(ValueError):
@@ -41,44 +43,26 @@ class Topology:
     Attributes:
         shape: chips along each dimension.
         generation: a key of `GENERATIONS`, or "" for chips of no particular kind.
+        twisted: whether the short dimensions close with a twist (`meshsys.torus.twist`).
 
     Raises:
-        TopologyError: an unknown generation, or a shape that it does not have.
+        TopologyError: an unknown generation, or a shape that it does not have or cannot twist.
     """
 
     shape: Shape
     generation: str = ""
+    twisted: bool = False
 
     def __post_init__(self) -> None:
-        if not self.shape or min(self.shape) < 1:
-            raise TopologyError(f"mesh.topology={self} has a dimension below 1; write sizes of at least 1, as in 2x2x2")
-        if not self.generation:
-            if len(self.shape) > _MOST_DIMENSIONS:
-                raise TopologyError(
-                    f"mesh.topology={self} has {len(self.shape)} dimensions; the most is {_MOST_DIMENSIONS}"
-                )
-            if math.prod(self.shape) > _MOST_CHIPS:
-                raise TopologyError(
-                    f"mesh.topology={self} has {math.prod(self.shape)} chips; the most is {_MOST_CHIPS}"
-                )
-            return
-        if self.generation not in GENERATIONS:
-            near = difflib.get_close_matches(self.generation, GENERATIONS, n=1, cutoff=0.5)
-            hint = f"; did you mean {near[0]}?" if near else ";"
-            raise TopologyError(
-                f"mesh.topology={self}: no TPU generation is called {self.generation!r}{hint} "
-                f"there are {', '.join(GENERATIONS)}, or write the sizes alone for chips of any kind"
-            )
-        if not self._kind.admits(self.shape):
-            near = [shape_text(shape) for shape in self._kind.nearest(self.shape)]
-            raise TopologyError(
-                f"mesh.topology={self} is not a shape of {self.generation} slices; the nearest are "
-                f"{', '.join(near)} (or write {shape_text(self.shape)} alone for chips of any kind)"
-            )
+        if problem := _problem(self.shape, self.generation, self.twisted):
+            raise TopologyError(f"mesh.topology={self}{problem}")
 
     @classmethod
-    def parse(cls, text: str) -> Topology:
-        """Reads "2x2x2" or "v5p:4x4x4".
+    def parse(cls, text: str, option: str = "mesh.topology") -> Topology:
+        """Reads "2x2x2", "v5p:4x4x4" or "v4:4x4x8_twisted".
+
+        Args:
+            option: whose value the text is, for errors.
 
         Raises:
             TopologyError: the text has another form, or names no possible torus.
@@ -86,13 +70,16 @@ class Topology:
         match = _SPEC.fullmatch(text.strip().lower())
         if not match:
             raise TopologyError(
-                f"mesh.topology={text!r} is not a torus; write sizes such as 8, 2x2x2, or v5p:4x4x4 for a TPU slice"
+                f"{option}={text!r} is not a torus; write sizes such as 8, 2x2x2, or v5p:4x4x4 for a TPU slice"
             )
-        generation, sizes = match.groups()
-        return cls(tuple(int(size) for size in sizes.split("x")), generation or "")
+        generation, sizes, twist = match.groups()
+        asked = tuple(int(size) for size in sizes.split("x")), generation or "", twist is not None
+        if problem := _problem(*asked):
+            raise TopologyError(f"{option}={_spelling(*asked)}{problem}")
+        return cls(*asked)
 
     def __str__(self) -> str:
-        return f"{self.generation}:{shape_text(self.shape)}" if self.generation else shape_text(self.shape)
+        return _spelling(self.shape, self.generation, self.twisted)
 
     @property
     def _kind(self) -> Generation:
@@ -121,9 +108,25 @@ class Topology:
 
     @property
     def wrap(self) -> tuple[bool, ...]:
-        """For each dimension whether its last node is linked to its first (never where it is shorter than 3)."""
+        """For each dimension whether its last node is linked to its first.
+
+        Never where it is shorter than 3, nor along the short dimensions of a twisted torus, which `closes` knows of.
+        """
         wrap = self._kind.wrap(self.shape) if self.generation else (True,) * len(self.shape)
+        if self.twisted:
+            wrap = tuple(not any(shift) for shift in self.twist)
         return tuple(size > 2 and closed for size, closed in itertools.zip_longest(self.dims, wrap, fillvalue=False))
+
+    @cached_property
+    def twist(self) -> tuple[Shape, ...]:
+        """For each dimension how far a step over its end goes along each dimension; () without a twist."""
+        return (twist_of(self.shape) or ()) if self.twisted else ()
+
+    def closes(self, dim: int, whole: Collection[int]) -> bool:
+        """Whether a line along a dimension comes back to its start within a box that is whole in some dimensions."""
+        if self.wrap[dim] or not self.twisted:
+            return self.wrap[dim]
+        return dim in whole and all(other in whole for other, shift in enumerate(self.twist[dim]) if shift)
 
     @property
     def speeds(self) -> tuple[float, ...]:
@@ -161,9 +164,19 @@ class Topology:
         found: dict[tuple[int, ...], None] = {}
         for dim, (size, wrap) in enumerate(zip(self.dims, self.wrap, strict=True)):
             for place in (coord[dim] - 1, coord[dim] + 1):
-                if wrap or 0 <= place < size:
-                    found[(*coord[:dim], place % size, *coord[dim + 1 :])] = None
+                if 0 <= place < size or wrap or (self.twisted and any(self.twist[dim])):
+                    node = self.node((*coord[:dim], place, *coord[dim + 1 :]))
+                    found[tuple(map(int, node))] = None
         return tuple(found)
+
+    def node(self, places: ArrayLike) -> NDArray[np.int64]:
+        """The nodes, int64 [..., ndim], at places that may lie beyond the ends of dimensions that close."""
+        found = np.array(places, np.int64)
+        for dim, shift in enumerate(self.twist):
+            if any(shift):
+                laps = found[..., dim] // self.dims[dim]
+                found += laps[..., None] * np.array(shift)
+        return found % np.array(self.dims)
 
     def distance(self, a: Sequence[int], b: Sequence[int]) -> int:
         """Hops on the shortest way between two nodes."""
@@ -173,10 +186,90 @@ class Topology:
 
     def distances(self, a: ArrayLike, b: ArrayLike) -> NDArray[np.int64]:
         """Hops between nodes [..., ndim] and nodes [..., ndim], broadcast: [...]."""
-        steps = np.abs(np.asarray(a, np.int64) - np.asarray(b, np.int64))
-        return np.where(self.wrap, np.minimum(steps, np.asarray(self.dims) - steps), steps).sum(-1)
+        return np.abs(self._candidates(a, b)).sum(-1).min(0)
+
+    def ways(self, a: ArrayLike, b: ArrayLike) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float64]]]:
+        """The shortest ways between nodes [..., ndim] and nodes [..., ndim], broadcast.
+
+        Yields:
+            Signed steps along each dimension, int64 [..., ndim], and the part of a message that goes this way, float64
+            [...]. Of several shortest ways each takes the same part.
+        """
+        found = self._candidates(a, b)
+        hops = np.abs(found).sum(-1)
+        opposite = np.array(self.wrap) & (2 * found == np.array(self.dims))
+        count = np.where(hops == hops.min(0), 2.0 ** opposite.sum(-1), 0.0)
+        for steps, either, part in zip(found, opposite, count / count.sum(0), strict=True):
+            if either.any():
+                # Loads of one dimension do not depend on which way the others take.
+                yield steps, part / 2
+                yield np.where(either, -steps, steps), part / 2
+            elif part.any():
+                yield steps, part
+
+    def _candidates(self, a: ArrayLike, b: ArrayLike) -> NDArray[np.int64]:
+        """Steps from a to b, [laps, ..., ndim]: for each number of laps along twisted dimensions the fewest."""
+        apart = np.asarray(b, np.int64) - np.asarray(a, np.int64)
+        dims = np.array(self.dims)
+        steps = apart + self._laps.reshape(-1, *(1,) * (apart.ndim - 1), self.ndim)
+        back = (dims - 1) // 2
+        return np.where(self.wrap, (steps + back) % dims - back, steps)
+
+    @cached_property
+    def _laps(self) -> NDArray[np.int64]:
+        """Sums of steps that lead from a node to itself: none, or once round each twisted dimension."""
+        found = np.zeros((1, self.ndim), np.int64)
+        for dim, shift in enumerate(self.twist):
+            if any(shift):
+                lap = -np.array(shift)
+                lap[dim] = self.dims[dim]
+                found = np.concatenate([found - lap, found, found + lap])
+        return found
 
     def _check(self, coord: Sequence[int]) -> None:
         if len(coord) != self.ndim or not all(0 <= place < size for place, size in zip(coord, self.dims, strict=True)):
             nodes = shape_text(self.dims)
             raise TopologyError(f"mesh.topology={self} has no node {tuple(coord)}; its nodes are {nodes}")
+
+
+def _spelling(shape: Shape, generation: str, twisted: bool) -> str:
+    text = shape_text(shape, twisted)
+    return f"{generation}:{text}" if generation else text
+
+
+def _problem(shape: Shape, generation: str, twisted: bool) -> str:
+    """What is wrong with a torus, to follow its name; "" if nothing is."""
+    if not shape or min(shape) < 1:
+        return " has a dimension below 1; write sizes of at least 1, as in 2x2x2"
+    kind = GENERATIONS.get(generation)
+    if not generation:
+        if len(shape) > _MOST_DIMENSIONS:
+            return f" has {len(shape)} dimensions; the most is {_MOST_DIMENSIONS}"
+        if math.prod(shape) > _MOST_CHIPS:
+            return f" has {math.prod(shape)} chips; the most is {_MOST_CHIPS}"
+    elif kind is None:
+        near = difflib.get_close_matches(generation, GENERATIONS, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]}?" if near else ";"
+        return (
+            f": no TPU generation is called {generation!r}{hint} "
+            f"there are {', '.join(GENERATIONS)}, or write the sizes alone for chips of any kind"
+        )
+    elif not kind.admits(shape):
+        nearest = ", ".join(shape_text(near) for near in kind.nearest(shape))
+        return (
+            f" is not a shape of {generation} slices; the nearest are {nearest} "
+            f"(or write {shape_text(shape)} alone for chips of any kind)"
+        )
+    return _twist_problem(shape, kind) if twisted else ""
+
+
+def _twist_problem(shape: Shape, kind: Generation | None) -> str:
+    if kind is not None and not kind.twists:
+        return f": {kind.name} slices have no twist; leave out {TWISTED}"
+    if twist_of(shape) is None or (kind is not None and not kind.in_cubes(shape)):
+        what = "chips" if kind is None else "chips, k a multiple of 4"
+        return (
+            f" cannot be twisted: that takes k x k x 2k or k x 2k x 2k {what}, as in 4x4x8 and 4x8x8; "
+            f"use such a shape, or leave out {TWISTED}"
+        )
+    return ""

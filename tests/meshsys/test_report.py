@@ -113,6 +113,7 @@ def test_a_whole_run(tmp_path):
         ("8", {"pipe": 4}, 4, 4, 2),
         ("4x4", {"pipe": 2, "data": 2}, 4, 12, 16),
         ("v5p:4x4x4", {"pipe": 4, "data": 4}, 16, 48, 96),
+        ("v4:4x4x8_twisted", {"pipe": 4, "data": 4}, 16, 112, 160),
         ("ironwood:2x2x1", {"pipe": 2, "data": 4}, 8, 0, 0),
         ("32x32x8", {"pipe": 2}, 0, 0, 0),
     ],
@@ -123,6 +124,7 @@ def test_tori(tmp_path, topology, axes, chips, idle, stubs):
     assert text.count('class="idle"') == idle
     assert text.count('class="link wrap"') == stubs
     assert ("too many to draw" in words) == (chips == 0)
+    assert ("those along y come back 4 further along z" in words) == topology.endswith("twisted")
 
 
 def test_a_long_schedule_stays_small(tmp_path):

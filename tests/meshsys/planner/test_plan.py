@@ -97,6 +97,13 @@ def test_axes_beside_the_order_of_jax():
     assert plan.mesh.jax is None and plan.mesh.collectives == ()
 
 
+def test_a_twisted_torus():
+    plan = make_plan(config(mesh=mesh("v4:4x4x8_twisted", data=16, tensor=4)))
+    assert plan.mesh.twisted == {0: (0, 0, 4), 1: (0, 0, 4)}
+    assert Plan.from_json(plan.to_json()) == plan
+    assert "x 4 (twisted), y 4 (twisted), z 8 (ring)" in describe(plan)
+
+
 def test_a_small_axis_product_takes_a_part_of_the_torus():
     plan = make_plan(config(mesh=mesh("4x4", pipe=2, data=2), pipeline={"microbatches": 2}))
     assert (plan.mesh.devices, plan.mesh.devices_used, len(plan.mesh.chips)) == (16, 4, 4)
