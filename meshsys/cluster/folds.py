@@ -281,6 +281,17 @@ class _Graph:
         self.black = sum(1 << i for i, place in enumerate(self.places) if sum(place) % 2 == 0)
         self.bipartite = all(side % 2 == 0 or side < 3 or not wrap for side, wrap in zip(sides, wraps, strict=True))
 
+    def in_touch(self) -> list[int]:
+        """All places, each next one with the most neighbours before it, and near the first."""
+        order: list[int] = []
+        left, done = set(range(len(self.places))), 0
+        while left:
+            place = max(left, key=lambda i: ((self.masks[i] & done).bit_count(), -sum(self.places[i]), -i))
+            order.append(place)
+            left.remove(place)
+            done |= 1 << place
+        return order
+
     def reach(self) -> list[int]:
         """Summed over all places, how many others are within 1, 2, ... links."""
         totals: list[int] = []
@@ -304,8 +315,9 @@ def _decide(shape: Shape, wrap: Wraps, box: Shape, box_wrap: Wraps, steps: int) 
     logical, physical = _Graph(shape, wrap), _Graph(box, box_wrap)
     if _obstacle(logical, physical):
         return None, True
-    for in_order in (False, True):
-        images, proved = _search(logical, physical, steps, in_order)
+    orders = (None, list(range(len(logical.places))), logical.in_touch())
+    for order in orders:
+        images, proved = _search(logical, physical, steps, order)
         if proved:
             break
     if images is None:
@@ -331,8 +343,8 @@ def _obstacle(logical: _Graph, physical: _Graph) -> bool:
     return fills and any(mine > other for mine, other in zip(logical.reach(), physical.reach(), strict=False))
 
 
-def _search(logical: _Graph, physical: _Graph, steps: int, in_order: bool) -> tuple[list[int] | None, bool]:
-    """Depth first, the position with the fewest chips left next, or the next in order, which suits long rings.
+def _search(logical: _Graph, physical: _Graph, steps: int, order: list[int] | None) -> tuple[list[int] | None, bool]:
+    """Depth first: the positions in an order, or next the one with the fewest chips left.
 
     Returns the chips; or None, and whether everything was tried.
     """
@@ -347,7 +359,7 @@ def _search(logical: _Graph, physical: _Graph, steps: int, in_order: bool) -> tu
         if not left:
             return True
         at = 0
-        if not in_order:
+        if order is None:
             placed = [len([1 for other in logical.near[i] if images[other] >= 0]) for i in left]
             ranks = ((domains[i].bit_count(), -near, -logical.degrees[i]) for i, near in zip(left, placed, strict=True))
             at = min(enumerate(ranks), key=lambda rank: rank[1])[0]
@@ -374,7 +386,7 @@ def _search(logical: _Graph, physical: _Graph, steps: int, in_order: bool) -> tu
         return False
 
     domains = [least[degree] for degree in logical.degrees]
-    found = go(list(range(count)), domains, (1 << len(physical.places)) - 1)
+    found = go(list(range(count)) if order is None else order, domains, (1 << len(physical.places)) - 1)
     return (images, True) if found else (None, budget >= 0)
 
 

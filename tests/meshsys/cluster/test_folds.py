@@ -8,7 +8,8 @@ import pytest
 
 from meshsys.cluster.factors import factorisations
 from meshsys.cluster.folds import check_embedding, embed
-from tests.oracles.brute_fold import brute_fold
+from tests.oracles.brute_fold import brute_fold, edges
+from tests.oracles.sat_fold import sat_fold
 
 Case = tuple[tuple[int, ...], tuple[bool, ...], tuple[int, ...], tuple[bool, ...]]
 
@@ -17,12 +18,12 @@ def rings(sides: tuple[int, ...]) -> list[tuple[bool, ...]]:
     return list(itertools.product(*((False, True) if side > 2 else (False,) for side in sides)))
 
 
-def cases(most: int, least: int = 2, spare: int = 1) -> list[Case]:
+def cases(most: int, spare: int = 1) -> list[Case]:
     """Shapes that fill boxes of up to 4 chips a side, or leave some chips over."""
     return [
         (shape, wrap, box, box_wrap)
         for box in itertools.combinations_with_replacement(range(1, 5), 3)
-        if least <= math.prod(box) <= most
+        if 2 <= math.prod(box) <= most
         for box_wrap in rings(box)
         for size in range(math.prod(box) - spare, math.prod(box) + 1)
         for ndim in (1, 2, 3)
@@ -44,18 +45,39 @@ def test_finds_what_brute_force_finds(box: tuple[int, ...]) -> None:
         assert check_embedding(*case, fold.places) == fold.exact, case
 
 
+# Too much for brute force; a solver finds that even with all links of a closed cube there is no fold.
+HARD = {((3, 21), (4, 4, 4)), ((7, 9), (4, 4, 4))}
+
+
 @pytest.mark.slow
-def test_misses_nothing_that_a_short_brute_force_finds_in_larger_boxes() -> None:
-    found = 0
-    for case in cases(64, least=13, spare=0)[::7]:
-        fold = embed(*case, steps=2000)
+def test_misses_nothing_in_boxes_of_up_to_four_chips_a_side() -> None:
+    """All 1,880 shapes of up to three dimensions that fill such a box, or leave one or two chips over."""
+    exact, none = 0, 0
+    for case in cases(64, spare=2):
+        shape, wrap, box, box_wrap = case
+        fold = embed(*case)
         assert fold is not None
         if fold.exact:
-            found += 1
-            assert check_embedding(*case, fold.places), case
+            wanted, linked = edges(shape, wrap), edges(box, box_wrap)
+            chip = {at: tuple(map(int, fold.places[at])) for at in wanted}
+            assert len(set(chip.values())) == len(chip)
+            assert all(chip[other] in linked[chip[at]] for at in wanted for other in wanted[at]), case
+            exact += 1
         else:
-            assert not brute_fold(*case, steps=1000), case
-    assert found > 30
+            assert (shape, box) in HARD or brute_fold(*case, steps=200_000) is False, case
+            none += 1
+    assert (exact, none) == (1141, 739)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shape", "box"), sorted(HARD), ids=str)
+def test_what_is_left_has_no_fold(shape: tuple[int, ...], box: tuple[int, ...]) -> None:
+    """Without rings in the shape, and with all in the box: other cases ask for more links, or have fewer."""
+    pytest.importorskip("ortools")
+    assert sat_fold(shape, (False,) * len(shape), box, (True,) * len(box), seconds=300) is False
+    assert (
+        sat_fold((2, 32), (True, True), box, (True,) * len(box), seconds=60) is True
+    )  # the solver knows folds from none
 
 
 @pytest.mark.parametrize(
