@@ -38,11 +38,11 @@ def _evaluate(args: argparse.Namespace) -> None:
     from rich.console import Console
 
     from meshsys.evaluation import Settings, evaluate, table, to_json
-    from meshsys.open_model import open_model
+    from meshsys.load_model import load_model
 
     names = [field.name for field in dataclasses.fields(Settings)]
     settings = Settings(**{name: getattr(args, name) for name in names})
-    model = open_model(args.path, tokenizer=args.tokenizer)
+    model = load_model(args.path, tokenizer=args.tokenizer)
     with Console(stderr=True).status("evaluating") as status:
         results = evaluate(model, args.task, settings, lambda done, of: status.update(f"answers {done}/{of}"))
     chosen = dataclasses.asdict(settings)

@@ -13,7 +13,7 @@ from meshsys.errors import ConfigError
 from meshsys.evaluation.likelihood import perplexity, total_loss, windows
 from meshsys.evaluation.results import Metric, Result
 from meshsys.evaluation.tasks import Conversations, Questions, Texts, read_task
-from meshsys.open_model import OpenModel
+from meshsys.load_model import LoadedModel
 
 __all__ = ["Settings", "evaluate"]
 
@@ -50,7 +50,7 @@ class Settings:
 
 
 def evaluate(
-    model: OpenModel,
+    model: LoadedModel,
     tasks: Sequence[str],
     settings: Settings,
     progress: Callable[[int, int], None] = lambda done, of: None,
@@ -74,7 +74,7 @@ def evaluate(
     return results
 
 
-def _texts(model: OpenModel, path: str, task: Texts, settings: Settings) -> Result:
+def _texts(model: LoadedModel, path: str, task: Texts, settings: Settings) -> Result:
     """Perplexity of a token, and bits for a byte of UTF-8, which do not depend on the tokenizer."""
     tokenizer = model.tokenizer
     begin = model.prompt_ids or (tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id,)
@@ -93,7 +93,7 @@ def _texts(model: OpenModel, path: str, task: Texts, settings: Settings) -> Resu
     return Result(path, "text", len(task.documents), metrics)
 
 
-def _conversations(model: OpenModel, path: str, task: Conversations, settings: Settings) -> Result:
+def _conversations(model: LoadedModel, path: str, task: Conversations, settings: Settings) -> Result:
     """Perplexity of what the assistant says."""
     if model.tokenizer.chat is None:
         raise ConfigError(f"--task={path} has conversations, and this model has no chat template; give it one")
@@ -110,7 +110,7 @@ def _conversations(model: OpenModel, path: str, task: Conversations, settings: S
 
 
 def _questions(
-    model: OpenModel, path: str, task: Questions, settings: Settings, progress: Callable[[int, int], None]
+    model: LoadedModel, path: str, task: Questions, settings: Settings, progress: Callable[[int, int], None]
 ) -> Result:
     from meshsys.evaluation.questions import ask, score
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from models.generation import Generator, Request
 
 from meshsys.evaluation.answers import last_number, marked_answer, pass_at_k, same_answer
 from meshsys.evaluation.results import Metric, mean
 from meshsys.evaluation.tasks import Question
-from meshsys.open_model import OpenModel
-from models.generation import Generator, Request
+from meshsys.load_model import LoadedModel
 
 __all__ = ["ask", "score"]
 
@@ -20,7 +20,7 @@ _TASK = "Solve the problem step by step. End with #### and the number that is th
 
 
 def ask(
-    model: OpenModel,
+    model: LoadedModel,
     questions: Sequence[Question],
     *,
     samples: int,
@@ -101,7 +101,7 @@ def score(
     return metrics, records
 
 
-def _prompt(model: OpenModel, question: str) -> np.ndarray:
+def _prompt(model: LoadedModel, question: str) -> np.ndarray:
     tokenizer = model.tokenizer
     if tokenizer.chat is not None:
         message = {"role": "user", "content": f"{question}\n{_TASK}"}

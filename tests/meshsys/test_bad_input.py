@@ -316,9 +316,9 @@ BAD_OPTIONS: dict[str, tuple[list[str], str]] = {
         ["model.moe={experts: 2, experts_per_token: 1, d_ff: 8, dense_layers: [99]}"],
         "model.moe.dense_layers has 99, but model.layers=",
     ),
-    "latent": (["model.latent={kv_rank: 4, nope_dim: 4, rope_dim: 3, value_dim: 4}"], "model.latent.rope_dim=3 must be"),
-    "lora": (["model.lora={targets: [querry]}"], "model.lora.targets has 'querry'; use query, key,"),
-    "windows": (["model.window_pattern=[]"], "model.window_pattern is empty; give it one true or false for each"),
+    "latent": (["model.latent={kv_rank: 4, nope_dim: 4, rope_dim: 3, value_dim: 4}"], "model.latent.rope_dim=3 must"),
+    "lora": (["model.lora={targets: [querry]}"], "model.lora.targets has 'querry'; use query, key"),
+    "windows": (["model.window_pattern=[]"], "model.window_pattern is empty; give it one true or false for"),
     "pretrained": (["model.pretrained=nowhere"], "model.pretrained=nowhere: nowhere does not exist; give"),
     "tensor, heads": (["mesh.topology=4", "mesh.axes.tensor=4"], "mesh.axes.tensor=4 does not divide model.heads=2; "),
     "tensor, d_ff": (

@@ -20,7 +20,7 @@ from meshsys.evaluation.evaluate import Settings, evaluate
 from meshsys.evaluation.likelihood import total_loss, windows
 from meshsys.evaluation.results import mean
 from meshsys.evaluation.tasks import Question, Questions, read_task
-from meshsys.open_model import open_model
+from meshsys.load_model import load_model
 from models import Decoder, ModelConfig
 
 TINY = ModelConfig(layers=2, d_model=16, heads=2, d_ff=32, vocab_size=40)
@@ -103,7 +103,7 @@ def test_perplexity_of_a_text_is_the_other_program_s(shared: Path, tmp_path: Pat
     folder = shared / "fixtures/stories260k"
     ids, logits = np.load(folder / "golden_ids.npy"), np.load(folder / "golden_logits.npy").astype(np.float64)
     picked = logits[np.arange(255), ids[1:]] - np.log(np.exp(logits[:255]).sum(-1))
-    model = open_model(str(folder / "stories260K.bin"), tokenizer=str(folder / "tok512.bin"))
+    model = load_model(str(folder / "stories260K.bin"), tokenizer=str(folder / "tok512.bin"))
     text = model.tokenizer.decode(ids)
     (tmp_path / "story.txt").write_text(text)
     command = ["evaluate", str(folder / "stories260K.bin"), "--tokenizer", str(folder / "tok512.bin")]
@@ -147,7 +147,7 @@ def test_answers_do_not_depend_on_the_batch(shared: Path):
     from meshsys.evaluation.questions import ask
 
     folder = shared / "fixtures/stories260k"
-    model = open_model(str(folder / "stories260K.bin"), tokenizer=str(folder / "tok512.bin"))
+    model = load_model(str(folder / "stories260K.bin"), tokenizer=str(folder / "tok512.bin"))
     questions = [Question(f"Lily has {n} apples.", "1") for n in range(3)]
     options = {"samples": 2, "temperature": 1.0, "max_tokens": 12, "seed": 1}
     texts = ask(model, questions, batch=6, **options)
@@ -192,7 +192,7 @@ def test_conversations(tmp_path: Path, smollm2: Path):
         {"role": "assistant", "content": "Paris."},
     ]
     path.write_text(json.dumps({"messages": messages}))
-    model = open_model(str(smollm2))
+    model = load_model(str(smollm2))
     result = evaluate(model, [str(path)], Settings(context=64, batch=1))[0]
     assert result.kind == "chat" and result.count == 1
     text = model.tokenizer.chat.render(messages)

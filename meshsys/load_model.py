@@ -14,21 +14,19 @@ from meshsys.checkpoint import restore_params
 from meshsys.config import load_config
 from meshsys.data import Tokenizer, load_tokenizer
 from meshsys.errors import ConfigError
-from models import Decoder
-from models.pretrained import PretrainedError
-from models.pretrained.load import load_pretrained
+from models import Decoder, PretrainedError, load_pretrained
 
-__all__ = ["OpenModel", "open_model"]
+__all__ = ["LoadedModel", "load_model"]
 
 
 @dataclass(frozen=True)
-class OpenModel:
+class LoadedModel:
     """A model with its tokenizer.
 
     Attributes:
         params: in canonical form, in the dtype that the computation reads.
-        prompt_ids: what a text begins with that the model is to continue: as its documents did in a run, and as the
-            tokenizer's file says otherwise.
+        prompt_ids: what a text begins with that the model is to continue: of a model that a run made from nothing,
+            what its documents began with; of others, what the tokenizer's file says.
     """
 
     decoder: Decoder
@@ -37,7 +35,7 @@ class OpenModel:
     prompt_ids: tuple[int, ...]
 
 
-def open_model(path: str, *, tokenizer: str | None = None) -> OpenModel:
+def load_model(path: str, *, tokenizer: str | None = None) -> LoadedModel:
     """Reads a model onto the default device.
 
     Args:
@@ -48,19 +46,20 @@ def open_model(path: str, *, tokenizer: str | None = None) -> OpenModel:
         ConfigError: nothing of these is there, or it is damaged.
     """
     run = next((folder for folder in (Path(path), Path("runs", path)) if (folder / "config.yaml").is_file()), None)
-    return _open_run(run, tokenizer) if run else _open_pretrained(path, tokenizer)
+    return _load_run(run, tokenizer) if run else _load_pretrained(path, tokenizer)
 
 
-def _open_run(run: Path, tokenizer: str | None) -> OpenModel:
+def _load_run(run: Path, tokenizer: str | None) -> LoadedModel:
     config = load_config(run / "config.yaml")
     own = load_tokenizer(tokenizer or config.data.tokenizer or "bytes", chat_template=config.data.chat_template)
     decoder = Decoder(dataclasses.replace(config.model, vocab_size=config.model.vocab_size or own.vocab_size))
     params = restore_params(run / "checkpoints", jax.eval_shape(decoder.init, jax.random.key(0)))
     start = own.eos_id if own.bos_id is None else own.bos_id
-    return OpenModel(decoder, decoder.cast(params), own, (start,))
+    prompt_ids = own.prompt_ids if config.model.pretrained else (start,)
+    return LoadedModel(decoder, decoder.cast(params), own, prompt_ids)
 
 
-def _open_pretrained(path: str, tokenizer: str | None) -> OpenModel:
+def _load_pretrained(path: str, tokenizer: str | None) -> LoadedModel:
     if not Path(path).exists():
         near = difflib.get_close_matches(path, [folder.name for folder in Path("runs").glob("*/")], 1)
         hint = f"did you mean {Path('runs', near[0])}?" if near else "give a run, a Hugging Face folder or a .gguf file"
@@ -73,4 +72,4 @@ def _open_pretrained(path: str, tokenizer: str | None) -> OpenModel:
     except PretrainedError as error:
         raise ConfigError(str(error)) from None
     decoder = Decoder(config)
-    return OpenModel(decoder, decoder.cast(params), own, own.prompt_ids)
+    return LoadedModel(decoder, decoder.cast(params), own, own.prompt_ids)
