@@ -48,6 +48,12 @@ def with_pretrained(config: Config) -> Config:
         return config.model_copy(update={"data": data})
     asked, held = config.model, source.config
     own: dict[str, Any] = {name: getattr(asked, name) for name in _OWN}
+    if held.lora:
+        if asked.lora not in (None, held.lora):
+            raise ConfigError(
+                f"model.lora={asked.lora} differs from the {held.lora} of model.pretrained={path}; leave it out"
+            )
+        own["lora"] = held.lora
     if asked.moe and held.moe:
         _check(asked.moe, held.moe, MoeConfig, _OWN_MOE, "model.moe", path)
         own["moe"] = dataclasses.replace(held.moe, **{name: getattr(asked.moe, name) for name in _OWN_MOE})

@@ -140,7 +140,7 @@ class Step:
 
         def leaf(path: tuple, shape: jax.ShapeDtypeStruct) -> jax.Array | None:
             name = ".".join(part.key for part in path)
-            if name.endswith(LORA_PARAMETERS):
+            if name.endswith(LORA_PARAMETERS) and source.config.lora is None:
                 return None
             layers = self._layout.part(path[1].key).table if path[0].key == "layers" else None
             return fill(source, name, shape, layers)

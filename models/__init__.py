@@ -4,7 +4,7 @@ from models.config import ModelConfig
 from models.counting import count_parameters
 from models.decoder import SAVEABLE_NAMES, Batch, Decoder, forward
 from models.parallel import ManualAxes
-from models.pretrained import PretrainedError, load_pretrained, save_pretrained
+from models.pretrained import PretrainedError, load_pretrained, save_adapter, save_pretrained
 
 __all__ = [
     "SAVEABLE_NAMES",
@@ -16,5 +16,6 @@ __all__ = [
     "count_parameters",
     "forward",
     "load_pretrained",
+    "save_adapter",
     "save_pretrained",
 ]

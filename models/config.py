@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["DType", "LatentAttention", "LoraConfig", "ModelConfig", "MoeConfig", "RopeScaling"]
+__all__ = ["LORA_TARGETS", "DType", "LatentAttention", "LoraConfig", "ModelConfig", "MoeConfig", "RopeScaling"]
 
 DType = Literal["float32", "bfloat16"]
 
@@ -133,7 +133,7 @@ class LatentAttention:
             raise ValueError(f"model.latent.rope_dim={self.rope_dim} must be even; RoPE rotates pairs")
 
 
-_LORA_TARGETS = ("query", "key", "value", "out", "gate", "up", "down")
+LORA_TARGETS = ("query", "key", "value", "out", "gate", "up", "down")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,10 +160,10 @@ class LoraConfig:
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"model.lora.dropout={self.dropout} must be at least 0 and below 1; change it")
         for target in self.targets:
-            if target not in _LORA_TARGETS:
-                raise ValueError(f"model.lora.targets has {target!r}; use {', '.join(_LORA_TARGETS)}")
+            if target not in LORA_TARGETS:
+                raise ValueError(f"model.lora.targets has {target!r}; use {', '.join(LORA_TARGETS)}")
         if not self.targets:
-            raise ValueError(f"model.lora.targets is empty, so nothing would train; use {', '.join(_LORA_TARGETS)}")
+            raise ValueError(f"model.lora.targets is empty, so nothing would train; use {', '.join(LORA_TARGETS)}")
 
 
 @dataclass(frozen=True, kw_only=True)

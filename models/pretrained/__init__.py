@@ -1,10 +1,11 @@
-"""Models that others have trained, and back: Hugging Face folders, GGUF and llama2.c files."""
+"""Models that others have trained, and back: Hugging Face folders, PEFT adapters, GGUF and llama2.c files."""
 
 from models.pretrained.load import (
     fill_tree,
     load_pretrained,
     new_folder,
     open_pretrained,
+    save_adapter,
     save_pretrained,
     write_source,
 )
@@ -18,6 +19,7 @@ __all__ = [
     "load_pretrained",
     "new_folder",
     "open_pretrained",
+    "save_adapter",
     "save_pretrained",
     "write_source",
 ]

@@ -22,7 +22,7 @@ from models.pretrained.source import Index, PretrainedError
 from models.pretrained.tensor_files import Planned, StoredTensor, open_folder, write_folder
 from models.pretrained.tree import Leaf, leaves_of
 
-__all__ = ["HuggingFaceFolder", "write_hugging_face"]
+__all__ = ["HuggingFaceFolder", "Place", "Take", "places", "write_hugging_face"]
 
 SHARD_BYTES = 5 * 10**9
 """The most that a file has, as transformers writes them."""
@@ -61,7 +61,7 @@ class HuggingFaceFolder:
     def _found(self, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
         """The tensors of all parameters, by name."""
         found = {}
-        for place in _places(self._layouts, self._leaves):
+        for place in places(self._layouts, self._leaves):
             tensor = stored.get(place.name)
             if tensor is None:
                 raise PretrainedError(
@@ -141,20 +141,20 @@ def write_hugging_face(
     table, leaves = layouts(config, family, interleaved=True), leaves_of(config)
     planned = [
         (Planned(one.name, dtype, one.shape), partial(_written, table[one.leaf], take, one))
-        for one in sorted(_places(table, leaves), key=lambda one: one.order)
+        for one in sorted(places(table, leaves), key=lambda one: one.order)
     ]
     write_folder(folder, planned, shard_bytes)
     (folder / "config.json").write_text(json.dumps(keys, indent=2) + "\n")
 
 
-def _written(layout: Layout, take: Take, place: _Place) -> np.ndarray:
+def _written(layout: Layout, take: Take, place: Place) -> np.ndarray:
     return layout.written(take(place.leaf, place.layer, place.expert))
 
 
 # --- Both ---------------------------------------------------------------------------------------------------------
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """A tensor of a file: its name and shape there, and whose it is."""
 
     name: str
@@ -171,11 +171,11 @@ class _Place(NamedTuple):
         return (-1, 0) if self.leaf.startswith("shared.embed.") else (float("inf"), self.leaf == "shared.head.kernel")
 
 
-def _places(table: Mapping[str, Layout], leaves: Mapping[str, Leaf]) -> Iterator[_Place]:
+def places(table: Mapping[str, Layout], leaves: Mapping[str, Leaf]) -> Iterator[Place]:
     """All tensors of a model."""
     for name, leaf in leaves.items():
         layout = table[name]
         experts = range(leaf.shape[0]) if layout.by_expert else (None,)
         shape = layout.stored_shape(leaf.shape[1:] if layout.by_expert else leaf.shape)
         for layer, expert in product(leaf.layers or (None,), experts):
-            yield _Place(layout.tensor.format(layer=layer, expert=expert), shape, name, layer, expert)
+            yield Place(layout.tensor.format(layer=layer, expert=expert), shape, name, layer, expert)

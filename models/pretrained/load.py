@@ -15,24 +15,37 @@ import jax.numpy as jnp
 import numpy as np
 
 from models.config import DType, ModelConfig
+from models.pretrained.adapter import ADAPTER_CONFIG, AdapterFolder, Merged, write_adapter
 from models.pretrained.gguf import GgufSource
 from models.pretrained.hugging_face import HuggingFaceFolder, write_hugging_face
 from models.pretrained.llama2c import Llama2cSource
 from models.pretrained.source import Index, PretrainedError, WeightSource, fill
 from models.pretrained.tree import leaf_name, leaves_of, shapes_of
 
-__all__ = ["fill_tree", "load_pretrained", "new_folder", "open_pretrained", "save_pretrained", "write_source"]
+__all__ = [
+    "fill_tree",
+    "load_pretrained",
+    "new_folder",
+    "open_pretrained",
+    "save_adapter",
+    "save_pretrained",
+    "write_source",
+]
 
 PyTree = Any
 
 
 def open_pretrained(path: str | Path) -> WeightSource:
-    """A Hugging Face folder, a GGUF file or a file of llama2.c; its parameters are checked, and not yet read.
+    """A Hugging Face folder, a GGUF file, a file of llama2.c, or a PEFT adapter of one of these.
+
+    Its parameters are checked, and not yet read.
 
     Raises:
         PretrainedError: it is absent, damaged, or another model than the decoder can be.
     """
     path = Path(path)
+    if (path / ADAPTER_CONFIG).is_file():
+        return AdapterFolder(path, open_pretrained)
     if path.is_dir():
         return HuggingFaceFolder(path)
     if path.suffix in _FILES and path.is_file():
@@ -56,7 +69,7 @@ def load_pretrained(
     """Reads a model; every device's part of a parameter is read by itself, so the host holds no more than that.
 
     Args:
-        path: a Hugging Face folder, a GGUF file or a file of llama2.c.
+        path: a Hugging Face folder, a GGUF file, a file of llama2.c, or a PEFT adapter, which keeps its updates apart.
         dtype: of the computation; float32 by default.
         param_dtype: of the parameters; by default bfloat16 if the file's are, and otherwise float32.
         shardings: a `Sharding` for each parameter, in the tree that `models.Decoder` has, or one for all; the first
@@ -114,8 +127,30 @@ def save_pretrained(
         write_hugging_face(folder, config, _Params(config, params), facts or {})
 
 
+def save_adapter(
+    config: ModelConfig, params: PyTree, path: str | Path, *, base: str, facts: Mapping[str, Any] | None = None
+) -> None:
+    """Writes the low-rank updates as a folder that PEFT loads.
+
+    Args:
+        params: in canonical form; the model's own are not written.
+        path: of a new folder; it is there once it is whole.
+        base: path or name of the model that is updated.
+        facts: see `WeightSource`.
+
+    Raises:
+        PretrainedError: there is such a folder, or no family of models in transformers is like the configuration.
+        ValueError: the configuration has no updates.
+    """
+    if config.lora is None:
+        raise ValueError("the model has no low-rank updates; set model.lora, or save all of it")
+    with new_folder(path) as folder:
+        write_adapter(folder, config, _Params(config, params), facts or {}, base)
+
+
 def write_source(source: WeightSource, folder: Path, param_dtype: DType | None = None) -> None:
-    """Writes a model of any format as a Hugging Face folder, one tensor after the other."""
+    """Writes a model of any format as a Hugging Face folder, one tensor after the other; updates are merged."""
+    source = Merged(source) if source.config.lora else source
     config = replace(source.config, param_dtype=param_dtype or source.config.param_dtype)
     leaves, dtype = leaves_of(config), jnp.dtype(config.param_dtype)
 

@@ -33,7 +33,7 @@ class WeightSource(Protocol):
     can be read, and that nothing else is: only damage in the middle of a file is left for `read` to find.
 
     A `leaf` is the path of a parameter, joined by dots: `shared.embed.embedding`, `layers.attention.query`,
-    `layers.moe.gate`. A source has none of the low-rank updates (`query_lora_a`).
+    `layers.moe.gate`. A source has low-rank updates (`query_lora_a`) if its `config.lora` says so.
 
     Attributes:
         path: the file or folder, as messages name it.

@@ -20,7 +20,7 @@ import numpy as np
 
 from models.pretrained.source import PretrainedError
 
-__all__ = ["Planned", "StoredTensor", "open_folder", "read_json", "write_folder"]
+__all__ = ["Planned", "StoredTensor", "open_file", "open_folder", "read_json", "write_file", "write_folder"]
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -95,7 +95,7 @@ def open_folder(folder: Path) -> dict[str, StoredTensor]:
         PretrainedError: a file is absent or damaged.
     """
     if (folder / SINGLE).is_file():
-        return _open_file(folder / SINGLE)
+        return open_file(folder / SINGLE)
     if not (folder / INDEX).is_file():
         raise PretrainedError(f"{folder} has neither {SINGLE} nor {INDEX}; {_instead(folder)}")
     index = folder / INDEX
@@ -109,7 +109,7 @@ def open_folder(folder: Path) -> dict[str, StoredTensor]:
             raise PretrainedError(f"{folder / shard} is missing; {INDEX} says that it holds {first}; {_AGAIN}")
     tensors: dict[str, StoredTensor] = {}
     for shard in shards:
-        for name, tensor in _open_file(folder / shard).items():
+        for name, tensor in open_file(folder / shard).items():
             if places.get(name) != shard:
                 raise PretrainedError(f"{folder / shard} holds {name}, but {INDEX} says nothing of it; {_AGAIN}")
             tensors[name] = tensor
@@ -127,7 +127,8 @@ def _instead(folder: Path) -> str:
     return "give a folder that transformers or `meshsys export` wrote, a .gguf file or a llama2.c .bin file"
 
 
-def _open_file(path: Path) -> dict[str, StoredTensor]:
+def open_file(path: Path) -> dict[str, StoredTensor]:
+    """All tensors of a file, by name; see `open_folder`."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = 8 + int.from_bytes(file.read(8), "little")
@@ -192,7 +193,7 @@ def write_folder(folder: Path, tensors: Iterable[tuple[Planned, Any]], shard_byt
         filled += planned.nbytes
     names = list(_names(len(files)))
     for name, held in zip(names, files, strict=True):
-        _write_file(folder / name, held)
+        write_file(folder / name, held)
     if len(files) > 1:
         places = {planned.name: name for name, held in zip(names, files, strict=True) for planned, _ in held}
         total = sum(planned.nbytes for held in files for planned, _ in held)
@@ -208,7 +209,8 @@ def _names(count: int) -> Iterator[str]:
         yield f"model-{number:05d}-of-{count:05d}.safetensors"
 
 
-def _write_file(path: Path, tensors: list[tuple[Planned, Any]]) -> None:
+def write_file(path: Path, tensors: list[tuple[Planned, Any]]) -> None:
+    """Writes tensors in their order; see `write_folder`."""
     names = {dtype: name for name, dtype in _DTYPES.items()}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # what transformers asks for
     offset = 0

@@ -302,7 +302,7 @@ BAD_OPTIONS: dict[str, tuple[list[str], str]] = {
     ),
     "odd context": (
         ["mesh.topology=3", "mesh.axes.context=3"],
-        "mesh.axes.context=3 is odd, and ring attention pairs the devices that share a sequence; set mesh.axes.context=2",
+        "mesh.axes.context=3 is odd, and ring attention pairs the devices that share a sequence; set mesh.axes.context",
     ),
     "experts that do not divide": (
         ["mesh.topology=2", "mesh.axes.expert=2", "model.moe={experts: 3, experts_per_token: 1, d_ff: 8}"],
