@@ -30,25 +30,15 @@ __all__ = ["ADAPTER_CONFIG", "AdapterFolder", "Merged", "write_adapter"]
 ADAPTER_CONFIG = "adapter_config.json"
 _TENSORS = "adapter_model.safetensors"
 
-# Keys that change nothing at these values, `...` for all: anything else would be another update.
+# Keys that change nothing at these values, `...` for all; others must be empty, or they would be another update.
 _HARMLESS: Mapping[str, Any] = {
     **dict.fromkeys(
-        "auto_mapping base_model_class inference_mode init_lora_weights parent_library peft_version revision task_type "
-        "lora_dropout eva_config corda_config runtime_config megatron_core loftq_config ensure_weight_tying".split(),
+        "auto_mapping base_model_class ensure_weight_tying inference_mode init_lora_weights megatron_core "
+        "parent_library peft_version qalora_group_size revision task_type".split(),
         ...,
     ),
     "bias": ("none",),
-    "fan_in_fan_out": (False,),
-    "use_dora": (False,),
-    "use_qalora": (False,),
-    "lora_bias": (False,),
-    **dict.fromkeys("rank_pattern alpha_pattern".split(), ({}, None)),
-    **dict.fromkeys(
-        "modules_to_save layers_to_transform layers_pattern layer_replication exclude_modules megatron_config "
-        "target_parameters trainable_token_indices alora_invocation_tokens qalora_group_size arrow_config".split(),
-        (None, [], {}),
-    ),
-    "qalora_group_size": ...,
+    **dict.fromkeys("fan_in_fan_out lora_bias use_bdlora use_dora use_qalora".split(), (False, None)),
 }
 
 
@@ -239,6 +229,7 @@ def _lora(keys: Keys, names: Mapping[str, str]) -> LoraConfig:
         else:
             keys.only(key, values, "is not supported")
     targets = _targets(keys, names)
+    keys.skip_empty()
     keys.finish("LoRA")
     try:
         return LoraConfig(rank=rank, alpha=alpha, targets=targets, dropout=float(dropout))

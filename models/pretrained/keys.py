@@ -71,6 +71,10 @@ class Keys:
         self._asked.add(key)
         return self._values.get(key)
 
+    def skip_empty(self) -> None:
+        """Asks for every key that holds nothing, where that means that an option is off."""
+        self._asked.update(key for key, value in self._values.items() if value in (None, {}, []))
+
     def finish(self, what: str) -> None:
         """Raises where a key was not asked for.
 

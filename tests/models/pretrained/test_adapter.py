@@ -112,7 +112,7 @@ def test_the_root_of_the_rank(tmp_path):
         ({"use_dora": True}, "use_dora=true is not supported"),
         ({"bias": "all"}, 'bias="all" is not supported'),
         ({"rank_pattern": {"q_proj": 4}}, "rank_pattern="),
-        ({"modules_to_save": ["lm_head"]}, 'modules_to_save=["lm_head"] is not supported'),
+        ({"modules_to_save": ["lm_head"]}, 'modules_to_save=["lm_head"] is not an option that is known'),
         ({"target_modules": ["c_attn"]}, 'target_modules=["c_attn"] has c_attn; use down_proj, gate_proj, k_proj'),
         ({"new_option": 1}, "new_option=1 is not an option that is known of LoRA"),
         ({"r": 4}, "asks for floats of [4, "),
