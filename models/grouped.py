@@ -1,8 +1,8 @@
 """Products of rows with the matrix of their group; the rows are sorted by group.
 
-On TPU and GPU these are `jax.lax.ragged_dot`. XLA for CPU expands that to a product of every row with every matrix, so
-there they are loops over the groups that have rows, and in each over blocks of its rows, the last of which may be
-partly the next group's (MegaBlocks, Gale et al. 2022, pads groups to whole blocks instead).
+XLA has a kernel for `jax.lax.ragged_dot` on TPU v5p. On CPU and on TPU v4, v5e, v6e and 7x it multiplies every row with
+every matrix, so there these are loops over the groups that have rows, and in each over blocks of its rows, the last of
+which may be partly the next group's (MegaBlocks, Gale et al. 2022, pads groups to whole blocks instead).
 
 Shapes: N rows, G groups, D inputs, F outputs.
 """
@@ -22,6 +22,8 @@ __all__ = ["PRODUCT", "grouped_outer", "grouped_product", "with_spare_rows"]
 PyTree = Any
 
 _BLOCKS = (16, 32, 64, 128, 256)  # rows; a group's last block is the smallest that holds what is left
+
+_HAVE_KERNEL = ("TPU v5",)  # kinds of devices, as compiled FLOPs show; v5p calls itself that
 
 PRODUCT = "grouped_product"
 """Name of a product (`jax.ad_checkpoint.checkpoint_name`), for policies that keep matmuls."""
@@ -63,8 +65,7 @@ def grouped_product(
         numbers = _dimensions(((1,), (contracted,)), groups=(0,))
         return jax.lax.ragged_dot_general(x_ND, matrix_GDF, sizes_G, numbers)
 
-    y_NF = jax.lax.platform_dependent(x_ND, matrix_GDF, sizes_G, cpu=by_blocks, default=by_xla)
-    return checkpoint_name(y_NF, PRODUCT)
+    return checkpoint_name(_best_of(by_blocks, by_xla, x_ND, matrix_GDF, sizes_G), PRODUCT)
 
 
 def grouped_outer(x_ND: jax.Array, y_NF: jax.Array, sizes_G: jax.Array) -> jax.Array:
@@ -89,7 +90,13 @@ def grouped_outer(x_ND: jax.Array, y_NF: jax.Array, sizes_G: jax.Array) -> jax.A
     def by_xla(x_ND: jax.Array, y_NF: jax.Array, sizes_G: jax.Array) -> jax.Array:
         return jax.lax.ragged_dot_general(x_ND, y_NF, sizes_G, _dimensions(((0,), (0,)), groups=()))
 
-    return jax.lax.platform_dependent(x_ND, y_NF, sizes_G, cpu=by_blocks, default=by_xla)
+    return _best_of(by_blocks, by_xla, x_ND, y_NF, sizes_G)
+
+
+def _best_of(by_blocks: Callable[..., jax.Array], by_xla: Callable[..., jax.Array], *args: jax.Array) -> jax.Array:
+    device = jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
+    on_tpu = by_xla if device.device_kind in _HAVE_KERNEL else by_blocks
+    return jax.lax.platform_dependent(*args, cpu=by_blocks, tpu=on_tpu, default=by_xla)
 
 
 def _dimensions(
