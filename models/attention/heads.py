@@ -18,8 +18,13 @@ __all__ = ["can_divide", "over_heads"]
 
 
 def can_divide(kv_heads: int) -> bool:
-    """Whether the devices of the axes that are left to XLA divide the key-value heads."""
+    """Whether the devices of the axes that are left to XLA divide the key-value heads.
+
+    Without a mesh around nobody knows how the heads are divided, unless there is one device.
+    """
     mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return jax.device_count() == 1
     return kv_heads % math.prod(mesh.shape[name] for name in _free_axes()) == 0
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from meshsys.planner.compile import devices_of
 from meshsys.torus import Topology
@@ -71,6 +71,7 @@ def test_without_a_kernel_it_is_blockwise():
 )
 def test_what_has_a_kernel(monkeypatch, platform, dtype, heads, change, wanted):
     monkeypatch.setattr("models.attention.fused.platform", lambda: platform)
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
     K, S, H = heads
     q = jnp.zeros((1, S, K, H), dtype)
     mask = causal_mask(jnp.ones((1, S), jnp.int32))._replace(**change)
@@ -78,6 +79,23 @@ def test_what_has_a_kernel(monkeypatch, platform, dtype, heads, change, wanted):
     assert not can_fuse(q, q, q, mask, Scores(1.0, 0.0), False) or platform == "gpu"
     assert can_fuse(q, q, q, mask, Scores(1.0, 5.0), True) == (wanted and platform == "tpu")
     assert can_fuse(q, q, q[..., :64], mask, Scores(1.0, 0.0), True) == (wanted and platform == "tpu")
+
+
+def test_heads_that_nobody_knows_how_to_divide(monkeypatch):
+    """Arrays may be sharded over eight devices, of which no mesh is bound around."""
+    monkeypatch.setattr("models.attention.fused.platform", lambda: "tpu")
+    q, mask = jnp.zeros((1, 256, 4, 128)), causal_mask(jnp.ones((1, 256), jnp.int32))
+    assert not can_fuse(q, q, q, mask, Scores(1.0, 0.0), True)
+
+    def inside(q):
+        assert can_fuse(q, q, q, mask, Scores(1.0, 0.0), True)
+        assert not can_fuse(q[:, :, :3], q[:, :, :3], q[:, :, :3], mask, Scores(1.0, 0.0), True)
+        return q
+
+    mesh = jax.make_mesh((2, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
+    rows = PartitionSpec("data")
+    mapped = jax.shard_map(inside, mesh=mesh, in_specs=rows, out_specs=rows, axis_names={"data"}, check_vma=False)
+    jax.eval_shape(mapped, jnp.zeros((2, 256, 4, 128)))
 
 
 @pytest.mark.slow
