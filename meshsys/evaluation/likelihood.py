@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshsys.data.conversations import Example
-from meshsys.data.whole_rows import best_fit, rows_of
+from meshsys.data.whole_rows import Queue, best_fit, rows_of
 from models import Batch, Decoder
 
 __all__ = ["perplexity", "total_loss", "windows"]
@@ -50,10 +50,9 @@ def total_loss(
         batch: rows of a step.
     """
     ordered = sorted(examples, key=lambda example: -len(example.ids))  # rows are fuller so
-    loss, tokens, at = 0.0, 0, 0
-    while at < len(ordered):
-        placed = best_fit(ordered, at, batch, context)
-        at += sum(map(len, placed))
+    loss, tokens, queue = 0.0, 0, Queue()
+    while queue.waiting or queue.following < len(ordered):
+        placed, queue = best_fit(ordered, queue, batch, context)
         rows = rows_of(placed, context)
         arrays = rows.tokens_BS, rows.targets_BS, rows.positions_BS, rows.segment_ids_BS, rows.weights_BS, rows.index_B
         losses_BS = np.asarray(_losses(decoder, params, Batch(*map(jnp.asarray, arrays))))

@@ -84,32 +84,39 @@ def test_the_end_of_a_turn_outside_the_marks(tmp_path: Path, smollm2: Path):
     assert example.ids[example.learned].tolist() == [*tokenizer.encode("Hello"), 2]
 
 
-def naive_rows(examples: list[Example], sequence_length: int, batch_size: int) -> tuple[list[list[Example]], int]:
-    """The rows of one batch, and how many examples they took."""
-    rows: list[list[Example]] = [[] for _ in range(batch_size)]
-    for taken, example in enumerate(examples):
-        free = [sequence_length - sum(len(one.ids) - 1 for one in row) for row in rows]
-        fits = [(room, number) for number, room in enumerate(free) if room >= len(example.ids) - 1]
-        if not fits:
-            return rows, taken
-        rows[min(fits)[1]].append(example)
-    raise AssertionError("too few examples")
+def naive_rows(
+    examples: list[Example], queue: list[int], sequence_length: int, batch_size: int
+) -> tuple[list[list[Example]], list[int], list[int]]:
+    """The rows of one batch, and the numbers of the examples that wait and that were not drawn."""
+    pairs = [len(example.ids) - 1 for example in examples]
+    drawn = 0
+    while sum(pairs[number] for number in queue[:drawn]) < (batch_size + 4) * sequence_length and drawn < len(queue):
+        drawn += 1
+    pool = queue[:drawn]
+    rows: list[list[int]] = [[] for _ in range(batch_size)]
+    for number in [pool[0], *sorted(pool[1:], key=lambda number: pairs[number], reverse=True)]:
+        free = [sequence_length - sum(pairs[one] for one in row) for row in rows]
+        fits = [(room, row) for row, room in enumerate(free) if room >= pairs[number]]
+        if fits:
+            rows[min(fits)[1]].append(number)
+    waiting = [number for number in pool if not any(number in row for row in rows)]
+    return [[examples[number] for number in row] for row in rows], waiting, queue[drawn:]
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_rows_are_whole(batch_size: int):
     """Against a naive best fit; every example is in one row, and what is not one's is padding."""
     rng = np.random.default_rng(batch_size)
-    sizes = rng.integers(2, 10, 60)
+    sizes = rng.integers(2, 10, 120)
     examples = [Example(rng.integers(1, 99, n).astype(np.int32), rng.random(n) < 0.5) for n in sizes]
     source = grain.MapDataset.source(examples).repeat()
     batches = iter(WholeRows(source, sequence_length=12, batch_size=batch_size, rows=range(batch_size)))
-    at = 0
-    while at < 40:
+    queue = list(range(120))
+    while len(queue) > 60:
         batch = next(batches)
-        rows, taken = naive_rows(examples[at:], 12, batch_size)
-        at += taken
-        assert batches.get_state() == {"document": at}
+        rows, waiting, following = naive_rows(examples, queue, 12, batch_size)
+        queue = waiting + following
+        assert batches.get_state() == {"waiting": waiting, "document": following[0]}
         for number, row in enumerate(rows):
             end = sum(len(one.ids) - 1 for one in row)
             np.testing.assert_array_equal(batch.tokens_BS[number, :end], np.concatenate([one.ids[:-1] for one in row]))
