@@ -1,9 +1,10 @@
 """What a mixture of experts costs beside a dense network of the same active FLOPs, and whether it drops tokens.
 
-    python scripts/bench_moe.py layer|dropped|all [--json]
+    python scripts/bench_moe.py step|layer|dropped|all [--json]
 
-On fake CPU devices. Times are of one feed-forward network and its gradients, summed over devices where they must be;
-what is compared runs in turn, and the best of each counts. `time of all cores` suffers less from what else runs.
+On fake CPU devices. `step` times whole training steps, `layer` one feed-forward network and its gradients, summed over
+devices where they must be. What is compared runs in turn, and the best of each counts. `time of all cores` suffers less
+from what else runs.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 
+from meshsys.assemble import assemble  # noqa: E402
+from meshsys.config import Config  # noqa: E402
+from meshsys.data import Batch  # noqa: E402
+from meshsys.mesh import make_mesh  # noqa: E402
+from meshsys.step import Step  # noqa: E402
 from models import ModelConfig  # noqa: E402
 from models.config import MoeConfig  # noqa: E402
 from models.layers import Mlp  # noqa: E402
@@ -45,6 +51,46 @@ CONFIG = ModelConfig(
 EACH, SAME = PartitionSpec("expert"), PartitionSpec()
 
 PyTree = Any
+
+
+def step() -> Iterator[Row]:
+    """Seconds of a training step of two layers."""
+    runs = {
+        "a dense model of the same active FLOPs": _training({"data": DEVICES}, None),
+        "experts divided over the devices": _training({"expert": DEVICES}, vars(CONFIG.moe)),
+    }
+    wall, cpu = _best(runs)
+    dense, experts = runs
+    yield Row(dense, 1e3 * wall[dense], "ms")
+    yield Row(experts, 1e3 * wall[experts], "ms")
+    yield Row("  over dense", wall[experts] / wall[dense], "x", at_most=1.6)
+    yield Row("  over dense, time of all cores", cpu[experts] / cpu[dense], "x")
+
+
+def _training(axes: dict[str, int], moe: dict[str, Any] | None) -> Callable[[], None]:
+    """Optimizer steps on random tokens."""
+    sizes = {"layers": 2, "d_model": D, "heads": 4, "d_ff": CHOSEN * F, "vocab_size": 512}
+    config = Config.model_validate(
+        {
+            "run": {"name": "bench"},
+            "model": sizes | ({"moe": moe} if moe else {}),
+            "data": {"batch_size": 2 * DEVICES, "sequence_length": S // 2},
+            "mesh": {"topology": str(DEVICES), "axes": axes},
+        }
+    )
+    assembly = assemble(config)
+    stepper = Step(assembly, make_mesh(assembly.placement))
+    tokens = np.random.default_rng(0).integers(0, 512, (2 * DEVICES, S // 2), np.int32)
+    places = np.broadcast_to(np.arange(S // 2, dtype=np.int32), tokens.shape)
+    ones, rows = np.ones_like(tokens), np.arange(2 * DEVICES, dtype=np.int32)
+    batch = Batch(tokens, tokens, places, ones, ones.astype(np.float32), rows)
+    state = [stepper.init()]
+
+    def once() -> None:
+        state[0], metrics = stepper(state[0], batch, batch)
+        jax.block_until_ready(metrics)
+
+    return once
 
 
 def layer() -> Iterator[Row]:
@@ -149,5 +195,8 @@ def _best(runs: dict[str, Callable[[], PyTree]]) -> tuple[dict[str, float], dict
 
 
 if __name__ == "__main__":
-    size = f"{DEVICES} devices of {S} tokens, {EXPERTS} experts of {D} x {F}, {CHOSEN} a token"
-    raise SystemExit(run(__doc__ or "", {"layer": (layer, size), "dropped": (dropped, size)}))
+    experts = f"{EXPERTS} experts of {D} x {F}, {CHOSEN} a token"
+    size = f"{DEVICES} devices of {S} tokens, {experts}"
+    whole = f"2 layers, {DEVICES} devices with 2 sequences of {S // 2}, {experts}"
+    benchmarks = {"step": (step, whole), "layer": (layer, size), "dropped": (dropped, size)}
+    raise SystemExit(run(__doc__ or "", benchmarks))

@@ -97,7 +97,7 @@ def test_full_remat_of_a_stage_really_recomputes() -> None:
         ("bench_attention.py", ("memory", "time", "cache", "ring")),
         ("check_pytorch.py", ("interleaved", "loops", "v")),
         ("bench_axes.py", ("predicted", "compiled")),
-        ("bench_moe.py", ("layer", "dropped")),
+        ("bench_moe.py", ("step", "layer", "dropped")),
     ],
 )
 def test_a_script_names_its_benchmarks(script: str, names: tuple[str, ...]) -> None:
