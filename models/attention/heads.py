@@ -50,5 +50,6 @@ def over_heads(kernel: Callable, axis: int, operands: tuple[jax.Array, ...], sha
 
 
 def _free_axes() -> tuple[str, ...]:
+    """Also those of one device: a Pallas call may not be left with any."""
     mesh = jax.sharding.get_abstract_mesh()
-    return tuple(name for name in mesh.axis_names if name not in mesh.manual_axes and mesh.shape[name] > 1)
+    return tuple(name for name in mesh.axis_names if name not in mesh.manual_axes)
