@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 import numpy as np
 
 __all__ = ["product_flops", "product_traffic"]
@@ -14,7 +16,8 @@ __all__ = ["product_flops", "product_traffic"]
 def product_flops(function: Callable, *args: Any) -> float:
     """FLOPs of the matrix products of a function, two for each multiplication and addition.
 
-    A loop of unknown length counts once, a conditional as its largest branch.
+    A conditional counts as its largest branch, a kernel as often as it has steps. A loop whose length is data counts
+    as often as `jax.lax.min` with a constant bounds it, and once without a bound.
     """
     return _sum(jax.make_jaxpr(function)(*args).jaxpr, _flops)
 
@@ -40,6 +43,7 @@ def _bytes(equation: Any) -> float:
 
 def _sum(jaxpr: Any, of_product: Callable[[Any], float]) -> float:
     total = 0.0
+    makers = {variable: equation for equation in jaxpr.eqns for variable in equation.outvars}
     for equation in jaxpr.eqns:
         if equation.primitive.name in ("dot_general", "ragged_dot_general"):
             total += of_product(equation)
@@ -47,8 +51,24 @@ def _sum(jaxpr: Any, of_product: Callable[[Any], float]) -> float:
         if equation.primitive.name == "cond":
             total += max(inner)  # one branch runs
         else:
-            total += sum(inner) * (equation.params["length"] if equation.primitive.name == "scan" else 1)
+            total += sum(inner) * _rounds(equation, makers)
     return total
+
+
+def _rounds(equation: Any, makers: Mapping[Any, Any]) -> int:
+    """How often what is inside of an equation runs, at most; `makers` has the equation of each variable."""
+    name, params = equation.primitive.name, equation.params
+    if name == "scan":
+        return params["length"]
+    if name == "pallas_call":
+        return math.prod(params["grid_mapping"].grid)
+    if name == "while":
+        # A `fori_loop` carries its first and last number before anything else.
+        carried = equation.invars[params["cond_nconsts"] + params["body_nconsts"] :]
+        last = carried[1] if len(carried) > 1 and isinstance(carried[1], jex.Var) else None
+        if last in makers and makers[last].primitive.name == "min":
+            return min((int(atom.val) for atom in makers[last].invars if isinstance(atom, jex.Literal)), default=1)
+    return 1
 
 
 def _inner(values: Iterable[Any]) -> Iterator[Any]:

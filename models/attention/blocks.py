@@ -240,10 +240,10 @@ def _over_pairs(mask: Mask, step: Callable[[jax.Array, jax.Array, Any], Any], ca
     active_IJ = active(mask)
     order = jnp.argsort(~active_IJ.ravel(), stable=True)
     keys = active_IJ.shape[1]
+    # Never more than all pairs: for who reads the program, and not the mask.
+    rounds = jax.lax.min(active_IJ.sum(dtype=jnp.int32), jnp.int32(active_IJ.size))
     # The number of rounds is data, so this is a `while`, inside which no remat policy keeps anything.
-    return jax.lax.fori_loop(
-        0, active_IJ.sum(dtype=jnp.int32), lambda n, carry: step(order[n] // keys, order[n] % keys, carry), carry
-    )
+    return jax.lax.fori_loop(0, rounds, lambda n, carry: step(order[n] // keys, order[n] % keys, carry), carry)
 
 
 def active(mask: Mask) -> jax.Array:

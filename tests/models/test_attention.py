@@ -16,6 +16,7 @@ from models.attention.blockwise import attend_blockwise
 from models.attention.plain import attend_plain
 from models.attention.scores import Scores
 from schedules.backward import split
+from schedules.flops import product_flops
 from schedules.remat import Remat
 from tests.oracles.naive_attention import attention, sees
 
@@ -175,6 +176,20 @@ def test_memory_of_blocks_grows_with_the_sequence():
 def test_auto_takes_blocks_for_long_sequences():
     assert temporaries(2048, "auto") == temporaries(2048, "blockwise") < temporaries(2048, "plain")
     assert temporaries(64, "auto") == temporaries(64, "plain") != temporaries(64, "blockwise")
+
+
+def test_blocks_are_counted_as_all_scores_are():
+    """Who plans with FLOPs sees no mask, so takes all pairs; the backward computes the scores again."""
+    q, segments = jax.ShapeDtypeStruct((1, 1024, 2, 8), jnp.float32), jax.ShapeDtypeStruct((1, 1024), jnp.int32)
+
+    def flops(way):
+        def loss(q, segments):
+            return attend(q, q, q, causal_mask(segments), scale=1.0, implementation=way).sum()
+
+        return product_flops(loss, q, segments), product_flops(jax.grad(loss), q, segments)
+
+    forward, both = flops("plain")
+    assert flops("blockwise") == (forward, both + forward / 2)
 
 
 def test_a_token_over_a_cache_copies_no_keys():
