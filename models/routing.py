@@ -123,7 +123,7 @@ def keep_first(expert_BSK: jax.Array, counted_BS: jax.Array, moe: MoeConfig, axi
     An expert takes `ceil(capacity_factor K tokens / E)` of a sequence's tokens, whatever the microbatch.
 
     Args:
-        axis: a manual mesh axis that divides the sequences as `models.parallel.zigzag_order` does.
+        axis: a manual mesh axis that divides the sequences as `models.attention.zigzag_order` does.
     """
     chosen_BSE, parts = _chosen(expert_BSK, counted_BS, moe.experts), _parts(axis)
     if axis is None or parts == 1:
