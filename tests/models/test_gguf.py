@@ -14,12 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import Decoder
-from models.pretrained import PretrainedError
+from models import Decoder, ModelConfig, PretrainedError, load_pretrained, save_pretrained
+from models.config import MoeConfig
 from models.pretrained.gguf import GgufSource
 from models.pretrained.gguf_file import GgufFile
 from models.pretrained.layouts import Layout
-from models.pretrained.load import load_pretrained
 from models.pretrained.rows import read_rows
 from tests.oracles.gguf_files import convert
 
@@ -35,6 +34,47 @@ def test_equals_the_folder(shared: Path, tmp_path: Path, name: str):
     assert config == expected_config
     tolerance = 1e-7 if name == "gemma2" else 0.0
     jax.tree.map(partial(np.testing.assert_allclose, rtol=0, atol=tolerance), params, expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (
+            "gemma3_text",
+            {
+                "norm_placement": "both",
+                "norm_plus_one": True,
+                "qk_norm": "head",
+                "activation": "gelu_tanh",
+                "scale_embeddings": True,
+                "tie_embeddings": True,
+                "attention_scale": 16**-0.5,
+                "head_dim": 16,
+                "window": 8,
+                "window_pattern": (True,) * 5 + (False,),
+                "rope_theta": 1e6,
+                "rope_local_theta": 1e4,
+            },
+        ),
+        (
+            "qwen3_moe",
+            {"qk_norm": "head", "head_dim": 16, "moe": MoeConfig(experts=4, experts_per_token=2, d_ff=24)},
+        ),
+    ],
+)
+def test_equals_what_was_saved(tmp_path: Path, kind: str, options: dict):
+    """Families without a fixture: random parameters, saved as a folder and converted from it."""
+    config = ModelConfig(
+        layers=7, d_model=32, heads=4, kv_heads=2, d_ff=48, vocab_size=40, norm_epsilon=1e-6, **options
+    )
+    params = Decoder(config).init(jax.random.key(0))
+    facts = {"model_type": kind, "max_position_embeddings": 64}
+    save_pretrained(config, params, tmp_path / "hf", facts=facts)
+    source = GgufSource(convert(tmp_path / "hf", tmp_path / "model.gguf"))
+    assert source.facts == facts
+    read_config, read = load_pretrained(tmp_path / "model.gguf")
+    assert read_config == config
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=0, atol=2e-7 if config.norm_plus_one else 0.0), read, params)
 
 
 def test_facts(shared: Path, tmp_path: Path):
