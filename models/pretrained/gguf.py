@@ -80,8 +80,8 @@ class GgufSource:
         # A file's norms have the one added that Gemma's decoder adds.
         less = 1 if self.config.norm_plus_one and leaf.endswith(".scale") else 0
 
-        def rows(start: int, stop: int) -> np.ndarray:
-            values = self._file.rows(name, start, stop)
+        def rows(rows: slice, columns: slice) -> np.ndarray:
+            values = self._file.read(name, rows, columns)
             return values - np.float32(less) if less else values
 
         read_rows(layout, rows, self._leaves[leaf].shape, index, out)
@@ -303,7 +303,7 @@ def _rope_factors(file: GgufFile, theta: float, head_dim: int) -> RopeScaling:
     Its factor is the largest of these numbers. The original context is looked for, and the ends of the blend are
     those of all published models.
     """
-    factors = file.rows(_ROPE_FACTORS, 0, 1)[0]
+    factors = file.read(_ROPE_FACTORS, slice(0, 1), slice(0, file.tensors[_ROPE_FACTORS].shape[-1]))[0]
     factor, low, high = float(factors.max()), 1.0, 4.0
     frequency = theta ** (-np.arange(0, head_dim, 2) / head_dim)
     for original in (8192, *(1 << power for power in range(5, 21))):

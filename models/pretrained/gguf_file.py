@@ -66,19 +66,24 @@ class GgufFile:
         self.metadata: Mapping[str, Any] = reader.metadata(keys)
         self.tensors: Mapping[str, Tensor] = reader.tensors(tensors, self.metadata)
 
-    def rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Rows of a tensor, all but its last dimension taken as one: float32 [stop - start, in].
+    def read(self, name: str, rows: slice, columns: slice) -> np.ndarray:
+        """A part of a tensor, all but its last dimension taken as rows: float32 [rows, columns].
 
         Raises:
-            PretrainedError: they hold a value that is not finite.
+            PretrainedError: it holds a value that is not finite.
         """
-        from gguf import GGMLQuantizationType, dequantize
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
         tensor = self.tensors[name]
-        count, offset = (stop - start) * tensor.row_bytes, tensor.start + start * tensor.row_bytes
-        raw = np.frombuffer(self._data, np.uint8, count, offset).reshape(stop - start, -1)
+        kind = GGMLQuantizationType[tensor.kind]
+        block, block_bytes = GGML_QUANT_SIZES[kind]
+        count, offset = (rows.stop - rows.start) * tensor.row_bytes, tensor.start + rows.start * tensor.row_bytes
+        raw = np.frombuffer(self._data, np.uint8, count, offset).reshape(-1, tensor.row_bytes)
+        first, last = columns.start // block, -(-columns.stop // block)
+        raw = np.ascontiguousarray(raw[:, first * block_bytes : last * block_bytes])
         with np.errstate(over="ignore", invalid="ignore"):
-            values = np.asarray(dequantize(raw, GGMLQuantizationType[tensor.kind]), np.float32)
+            values = np.asarray(dequantize(raw, kind), np.float32)
+        values = values[:, columns.start - first * block : columns.stop - first * block]
         if not np.isfinite(values).all():
             raise PretrainedError(f"{self.path}: {name} holds values that are not finite; it is damaged, get it again")
         return values

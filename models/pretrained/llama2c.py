@@ -82,11 +82,11 @@ class Llama2cSource:
         rows = partial(self._rows, leaf, matrix.reshape(-1, matrix.shape[-1]))
         read_rows(self._layouts[leaf], rows, self._shape(leaf), index, out)
 
-    def _rows(self, leaf: str, matrix: np.ndarray, start: int, stop: int) -> np.ndarray:
-        rows = matrix[start:stop]
-        if not np.isfinite(rows).all():
+    def _rows(self, leaf: str, matrix: np.ndarray, rows: slice, columns: slice) -> np.ndarray:
+        values = matrix[rows, columns]
+        if not np.isfinite(values).all():
             raise PretrainedError(f"{self.path}: {leaf} holds values that are not finite; get the file again")
-        return rows
+        return values
 
     def _shape(self, leaf: str) -> tuple[int, ...]:
         return tuple(self._sizes[letter] for letter in _LAYOUTS[leaf].canonical)

@@ -12,18 +12,18 @@ from models.pretrained.source import Index
 
 __all__ = ["Rows", "read_rows"]
 
-Rows = Callable[[int, int], np.ndarray]
-"""Rows `start` to `stop` of a tensor, all but its last dimension taken as one: float32 [stop - start, in]."""
+Rows = Callable[[slice, slice], np.ndarray]
+"""Some rows and columns of a tensor, all but its last dimension taken as rows: float32 [rows, columns]."""
 
 _AT_ONCE = 1 << 22  # values that are read at a time; more would only take memory
 
 
 def read_rows(layout: Layout, rows: Rows, shape: tuple[int, ...], index: Index, out: np.ndarray) -> None:
-    """Writes a part of a parameter to `out`, as `Layout.read`; asks for no more rows than it has to.
+    """Writes a part of a parameter to `out`, as `Layout.read`; asks for no more of the tensor than it has to.
 
     Args:
         layout: whose heads, if they are interleaved, are so in all their dimensions.
-        rows: of the tensor.
+        rows: of the tensor; what is asked for is contiguous.
         shape: of the parameter.
         index: of the part.
         out: of the part's shape.
@@ -36,23 +36,26 @@ def read_rows(layout: Layout, rows: Rows, shape: tuple[int, ...], index: Index, 
     outer, inner, *rest = [slice(0, 1)] * absent + [index[axis] for axis in order]
     target = out.transpose(order)[(None,) * absent]
     halved = letters.index(layout.canonical[-1]) + absent if layout.interleaved else None
-    for o, i in _blocks(outer, inner, sizes, whole=halved == 1):
-        block = rows(o.start * sizes[1] + i.start, (o.stop - 1) * sizes[1] + i.stop)
-        block = block.reshape(o.stop - o.start, i.stop - i.start, *sizes[2:])
+    step = math.prod(sizes[3:])  # columns of one place in the first dimension that columns hold
+    columns = slice(rest[0].start * step, rest[0].stop * step)
+    for o, i in _blocks(outer, inner, sizes[1], columns.stop - columns.start, whole=halved == 1):
+        block = rows(slice(o.start * sizes[1] + i.start, (o.stop - 1) * sizes[1] + i.stop), columns)
+        block = block.reshape(o.stop - o.start, i.stop - i.start, -1, *sizes[3:])
         block = block if halved is None else _halves(block, halved)
         first, last = max(i.start, inner.start), min(i.stop, inner.stop)
-        part = block[:, first - i.start : last - i.start, *rest]
+        part = block[:, first - i.start : last - i.start, :, *rest[1:]]
         there = slice(o.start - outer.start, o.stop - outer.start), slice(first - inner.start, last - inner.start)
         target[there] = part
 
 
-def _blocks(outer: slice, inner: slice, sizes: list[int], *, whole: bool) -> Iterator[tuple[slice, slice]]:
+def _blocks(outer: slice, inner: slice, size: int, width: int, *, whole: bool) -> Iterator[tuple[slice, slice]]:
     """The rows to read at a time, contiguous ones, as parts of the outer and the inner dimension.
 
     Args:
+        size: of the inner dimension.
+        width: columns of a row.
         whole: read all of the inner dimension, though not all is asked for.
     """
-    size, width = sizes[1], math.prod(sizes[2:])
     if whole or (inner == slice(0, size) and size * width <= _AT_ONCE):
         step = max(1, _AT_ONCE // (size * width))
         for o in range(outer.start, outer.stop, step):

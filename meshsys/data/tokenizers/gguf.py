@@ -41,6 +41,8 @@ def load_gguf(origin: Origin) -> FromFile:
         stops |= {tokens.index(name) for name in _TURN_ENDS if name in tokens}
     begins = fields.get("add_bos_token", fields["model"] == "llama" or fields.get("pre") in _LLAMA3)
     template = metadata.get("tokenizer.chat_template")
+    if template is not None and not isinstance(template, str):
+        raise origin.unreadable("its tokenizer.chat_template is no text")
     specials = {name: tokens[ids[key]] for key, name in _TEMPLATE_TOKENS.items() if ids[key] is not None}
     rest = {
         "fingerprint": fingerprint(json.dumps(fields, sort_keys=True)),

@@ -77,7 +77,8 @@ def from_library(library: tokenizers.Tokenizer, **rest: Any) -> FromFile:
 def _chat_template(origin: Origin, config: dict[str, Any], specials: dict[str, str]) -> ChatTemplate | None:
     place, source = origin.path.with_name("tokenizer_config.json"), config.get("chat_template")
     if isinstance(source, list):  # several, by name
-        source = next((one.get("template") for one in source if one.get("name") == "default"), None)
+        named = (one for one in source if isinstance(one, dict) and one.get("name") == "default")
+        source = next(named, {}).get("template")
     beside = origin.path.with_name("chat_template.jinja")
     if beside.is_file():
         try:
