@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
+import types
 import typing
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -89,12 +90,20 @@ class _Items(dict[str, Any]):
     """The names below each item of a list of sections."""
 
 
+class _Optional(dict[str, Any]):
+    """The names below a section that may be null."""
+
+
 def _tree(kind: Any) -> dict[str, Any]:
     """The names below a section, each with the names below it; a value has none."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return {name: _tree(field.annotation) for name, field in kind.model_fields.items()}
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        return {field.name: {} for field in dataclasses.fields(kind)}
+        hints = typing.get_type_hints(kind)
+        return {field.name: _tree(hints[field.name]) for field in dataclasses.fields(kind)}
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        below = next(filter(None, map(_tree, typing.get_args(kind))), {})
+        return _Optional(below) if below else {}
     if typing.get_origin(kind) is tuple:
         below = _tree(typing.get_args(kind)[0])
         return _Items(below) if below else {}
@@ -169,7 +178,10 @@ class _Loader:
             if isinstance(node, list):
                 node = node[self._place(path, depth, node)]
             else:
-                node = node.setdefault(parent, wanted())
+                below = self._children(path[: depth + 1])
+                if parent not in node or (node[parent] is None and isinstance(below, _Optional)):
+                    node[parent] = wanted()
+                node = node[parent]
             if not isinstance(node, wanted):
                 raise ConfigError(self._not_a_mapping(path[: depth + 1], node))
         if isinstance(node, list):

@@ -54,6 +54,8 @@ def with_pretrained(config: Config) -> Config:
                 f"model.lora={asked.lora} differs from the {held.lora} of model.pretrained={path}; leave it out"
             )
         own["lora"] = held.lora
+    if asked.moe and not held.moe:
+        raise ConfigError(f"model.moe is set, and model.pretrained={path} has no experts; leave it out")
     if asked.moe and held.moe:
         _check(asked.moe, held.moe, MoeConfig, _OWN_MOE, "model.moe", path)
         own["moe"] = dataclasses.replace(held.moe, **{name: getattr(asked.moe, name) for name in _OWN_MOE})

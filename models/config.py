@@ -57,6 +57,8 @@ class RopeScaling:
 class MoeConfig:
     """Mixture of experts in place of a layer's feed-forward network.
 
+    The first three have to be set, unless `ModelConfig.pretrained` names a file that has them.
+
     Attributes:
         experts: number of routed experts, each a gated network of width `d_ff`.
         experts_per_token: how many a token goes to.
@@ -77,9 +79,9 @@ class MoeConfig:
             sequence's tokens, the first ones, and what is over passes the layer by.
     """
 
-    experts: int
-    experts_per_token: int
-    d_ff: int
+    experts: int = 0
+    experts_per_token: int = 0
+    d_ff: int = 0
     shared_experts: int = 0
     dense_layers: tuple[int, ...] = ()
     router: Literal["softmax", "sigmoid"] = "softmax"
@@ -94,8 +96,8 @@ class MoeConfig:
     capacity_factor: float = 0.0
 
     def __post_init__(self) -> None:
-        _at_least("moe.", self, dict.fromkeys(("experts", "experts_per_token", "d_ff", "groups", "top_groups"), 1))
-        _at_least("moe.", self, dict.fromkeys(("shared_experts", "bias_rate", "aux_loss", "z_loss"), 0))
+        _at_least("moe.", self, dict.fromkeys(("groups", "top_groups"), 1))
+        _at_least("moe.", self, dict.fromkeys((*_MOE_SIZES, "shared_experts", "bias_rate", "aux_loss", "z_loss"), 0))
         _at_least("moe.", self, {"capacity_factor": 0})
         _at_most("moe.", self, dict.fromkeys(("experts", "d_ff"), _LARGEST) | {"shared_experts": 1024})
         if self.experts % self.groups:
@@ -104,7 +106,11 @@ class MoeConfig:
                 f"use {_divisors_near(self.experts, self.groups)}"
             )
         _at_most("moe.", self, {"top_groups": self.groups})
-        _at_most("moe.", self, {"experts_per_token": self.top_groups * (self.experts // self.groups)})
+        if self.experts:
+            _at_most("moe.", self, {"experts_per_token": self.top_groups * (self.experts // self.groups)})
+
+
+_MOE_SIZES = ("experts", "experts_per_token", "d_ff")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,6 +281,8 @@ class ModelConfig:
             if not getattr(self, name):
                 raise ValueError(f"model.{name} is empty; give it one true or false for each of its layers")
         self._check_latent()
+        if self.moe and not self.pretrained:
+            _at_least("moe.", self.moe, dict.fromkeys(_MOE_SIZES, 1))
         if self.moe and (wrong := [n for n in self.moe.dense_layers if not 0 <= n < self.layers]):
             raise ValueError(
                 f"model.moe.dense_layers has {wrong[0]}, but model.layers={self.layers} are 0 to {self.layers - 1}; "

@@ -55,7 +55,9 @@ class Family:
             else:
                 keys.only(key, values, f"is not supported; {' or '.join(map(str, values))} is")
         keys.finish(f"model_type {self.model_type}")
-        return ModelConfig(**options)
+        config = ModelConfig(**options)
+        head_dim = 0 if config.latent else config.size_of_head  # as it will be written, so that equal is equal
+        return dataclasses.replace(config, kv_heads=config.num_kv_heads, head_dim=head_dim)
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
         """The keys; call `read` to see whether they hold all of the configuration."""

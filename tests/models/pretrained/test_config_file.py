@@ -66,7 +66,7 @@ DEEPSEEK_MOE = MoeConfig(
 )
 MEANINGS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("llama", of("llama"), {}),
-    ("no groups", of("llama", num_key_value_heads=None), {"kv_heads": 0}),
+    ("no groups", of("llama", num_key_value_heads=None), {"kv_heads": 4}),
     ("tied", of("llama", tie_word_embeddings=True), {"tie_embeddings": True}),
     ("biases", of("llama", attention_bias=True, mlp_bias=True), {"attention_bias": "all", "mlp_bias": True}),
     ("gelu", of("llama", hidden_act="gelu_pytorch_tanh"), {"activation": "gelu_tanh"}),
@@ -174,6 +174,7 @@ MEANINGS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         of("deepseek_v3", **DEEPSEEK),
         {
             "kv_heads": 4,
+            "head_dim": 0,
             "latent": LatentAttention(kv_rank=6, nope_dim=4, rope_dim=2, value_dim=3),
             "moe": DEEPSEEK_MOE,
         },
@@ -183,7 +184,7 @@ MEANINGS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("keys", "options"), [case[1:] for case in MEANINGS], ids=[case[0] for case in MEANINGS])
 def test_meaning(tmp_path, keys, options):
-    plain = dataclasses.replace(TINY, head_dim=0)
+    plain = dataclasses.replace(TINY, head_dim=2)
     assert read(tmp_path, keys) == dataclasses.replace(plain, **options)
 
 
