@@ -36,7 +36,7 @@ from schedules.recompute import add_recompute
 from schedules.remat import Remat
 from schedules.validate import recomputing_stages, validate
 
-__all__ = ["Assembly", "assemble"]
+__all__ = ["Assembly", "assemble", "topology_of"]
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,15 @@ def _with_vocabulary(config: Config, tokenizer: Tokenizer) -> Config:
         )
     model: ModelConfig = dataclasses.replace(config.model, vocab_size=asked or have)
     return config.model_copy(update={"model": model})
+
+
+def topology_of(config: Config) -> Topology:
+    """The torus of a configuration.
+
+    Raises:
+        ConfigError: there is no such torus, or the mesh axes do not fit on it.
+    """
+    return _place(config).topology
 
 
 def _place(config: Config, traffic: Traffic = ()) -> Placement:

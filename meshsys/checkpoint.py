@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
+from meshsys import distributed
 from meshsys.errors import ConfigError
 
 __all__ = ["Checkpoints", "restore_params"]
@@ -114,12 +115,17 @@ class Checkpoints:
         if not steps:
             return
         self._manager.close()
+        if distributed.is_first():
+            self._move(steps)
+        distributed.wait("damaged checkpoints are set aside")
+        self._manager = self._open()
+
+    def _move(self, steps: list[int]) -> None:
         aside = self._folder.with_name(f"{self._folder.name}-damaged")
         for step in steps:
             shutil.rmtree(aside / str(step), ignore_errors=True)
             aside.mkdir(exist_ok=True)
             (self._folder / str(step)).rename(aside / str(step))
-        self._manager = self._open()
 
     def close(self) -> None:
         """Waits until everything is on disk."""

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
+from meshsys import distributed
 from meshsys.errors import ConfigError
 from meshsys.torus import AXES, Placement, Topology
 
@@ -23,8 +24,8 @@ def ensure_devices(count: int, option: str = "mesh.topology") -> None:
     """Sees to it that JAX has `count` devices, and starts its backend.
 
     Where the backend is not up yet, the CPU platform gets `count` fake devices (or as many as the user
-    asked for with JAX_NUM_CPU_DEVICES or XLA_FLAGS, if that is more). A TPU or GPU, where there is one,
-    stays JAX's default platform and is left alone; so are the processes of a distributed run.
+    asked for with JAX_NUM_CPU_DEVICES or XLA_FLAGS, if that is more); each process of several gets its part.
+    A TPU or GPU, where there is one, stays JAX's default platform and is left alone.
 
     Args:
         count: devices that are needed; more are fine.
@@ -34,9 +35,11 @@ def ensure_devices(count: int, option: str = "mesh.topology") -> None:
         ConfigError: JAX has fewer devices.
     """
     started = False
-    if count <= _MOST_FAKE_DEVICES and not jax.distributed.is_initialized():
+    if count <= _MOST_FAKE_DEVICES:
+        processes = distributed.count()
+        wanted = max(count, _devices_asked_for()) if processes == 1 else -(-count // processes)
         try:
-            jax.config.update("jax_num_cpu_devices", max(count, _devices_asked_for()))
+            jax.config.update("jax_num_cpu_devices", wanted)
         except RuntimeError:  # how JAX says that its backend is up
             started = True
     have = jax.device_count()

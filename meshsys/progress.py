@@ -18,13 +18,14 @@ class TrainProgress:
 
     Args:
         start, steps: steps taken already, and in the whole run.
+        quiet: show nothing.
     """
 
-    def __init__(self, start: int, steps: int):
-        self._console = Console(highlight=False, soft_wrap=True)
+    def __init__(self, start: int, steps: int, *, quiet: bool = False):
+        self._console = Console(highlight=False, soft_wrap=True, quiet=quiet)
         self._steps = steps
         self._start = start
-        self._live = self._console.is_terminal
+        self._live = self._console.is_terminal and not quiet
         self._every = max(1, steps // _PLAIN_LINES)
         self._seconds = 0.0
         self._bar = Progress(

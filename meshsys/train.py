@@ -6,6 +6,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,7 +16,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from meshsys.assemble import Assembly, assemble
+from meshsys import distributed
+from meshsys.assemble import Assembly, assemble, topology_of
 from meshsys.checkpoint import Checkpoints
 from meshsys.config import Config, to_yaml
 from meshsys.data import Loader, make_loader
@@ -39,19 +41,23 @@ def train(config: Config) -> int:
     0 when the run is complete, 1 after a loss or gradient that is not finite, 128 + N after signal N. Must be called
     on the main thread, which Python gives the signals to.
 
+    Where the environment speaks of several processes (`meshsys.distributed`), all call this.
+
     Raises:
         ConfigError: a configuration that cannot run; nothing has been written then.
     """
+    distributed.join(os.environ)
+    topology = topology_of(config)
+    ensure_devices(topology.size, f"mesh.topology={topology}")  # tracing starts JAX, to ask what it runs on
     assembly = assemble(config)
-    topology = assembly.placement.topology
-    ensure_devices(topology.size, f"mesh.topology={topology}")
     mesh = make_mesh(assembly.placement)
     plan = plan_of(assembly)
+    _check_same_everywhere(config, plan)
     _check_memory(config, plan, mesh)
     loader = _loader(assembly)
     step = Step(assembly, mesh)
     folder = config.run_dir
-    with _locked(folder), stop_signals() as signals:
+    with distributed.entered_by_first(_locked(folder)), stop_signals() as signals:
         checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep)
         try:
             return _run(assembly, plan, step, loader, checkpoints, folder, signals)
@@ -85,11 +91,13 @@ def _run(
         _print(f"resuming {config.run.name} after step {taken}")
     if loader.note:
         _print(f"data.source={config.data.source}: {loader.note}")
-    write_whole(folder / "config.yaml", to_yaml(config))
-    write_whole(folder / "plan.json", plan.to_json())
-    if assembly.search_record is not None:
-        write_whole(folder / RECORD, assembly.search_record)
-    metrics = MetricsWriter(folder, taken)
+    first = distributed.is_first()
+    if first:
+        write_whole(folder / "config.yaml", to_yaml(config))
+        write_whole(folder / "plan.json", plan.to_json())
+        if assembly.search_record is not None:
+            write_whole(folder / RECORD, assembly.search_record)
+    metrics = MetricsWriter(folder, taken) if first else None
 
     def save(taken: int, state: State, position: dict[str, Any]) -> None:
         kept = step.to_canonical(state._replace(step=state.step * 0 + taken))
@@ -99,12 +107,12 @@ def _run(
     code, position = 0, loader.state()
     following = next(loader)
     try:
-        with TrainProgress(taken, steps) as progress:
+        with TrainProgress(taken, steps, quiet=not first) as progress:
             if taken < steps:
                 progress.say(f"compiling {config.run.name} for {assembly.placement.size} devices")
                 step.compile()
             signals.wait_for_step = True
-            while taken < steps and not signals.caught:
+            while taken < steps and not distributed.any_of(signals.caught is not None):
                 begun = time.perf_counter()
                 batch, reached, following = following, loader.state(), next(loader)
                 state, measured = step(state, batch, following)
@@ -126,21 +134,23 @@ def _run(
                     )
                     code = 1
                     break
-                metrics.write(record)
+                if metrics is not None:
+                    metrics.write(record)
                 progress.update(record)
                 taken, position = taken + 1, reached
                 if every and taken % every == 0:
                     save(taken, state, position)
             save(taken, state, position)
-            if signals.caught and taken < steps and not code:
-                code = 128 + signals.caught
-                progress.say(
-                    f"stopped by {signals.caught.name} after step {taken}; the same command goes on from there"
-                )
+            if taken < steps and not code:
+                caught = signals.caught or signal.SIGTERM  # of another process
+                code = 128 + caught
+                progress.say(f"stopped by {caught.name} after step {taken}; the same command goes on from there")
     finally:
-        metrics.close()
-    report = write_report(folder)
-    _print(f"{'complete' if taken >= steps else 'saved'} at step {taken}: {report}")
+        if metrics is not None:
+            metrics.close()
+    if first:
+        report = write_report(folder)
+        _print(f"{'complete' if taken >= steps else 'saved'} at step {taken}: {report}")
     return code
 
 
@@ -174,6 +184,22 @@ def _check_memory(config: Config, plan: Plan, mesh: Mesh) -> None:
         )
 
 
+def _check_same_everywhere(config: Config, plan: Plan) -> None:
+    processes = distributed.count()
+    if processes == 1:
+        return
+    if plan.mesh.devices % processes or plan.mesh.devices != plan.mesh.devices_used:
+        raise ConfigError(
+            f"mesh.topology={config.mesh.topology} has {plan.mesh.devices} devices, of which the axes use "
+            f"{plan.mesh.devices_used}; {processes} processes need all of them, the same number each"
+        )
+    if not distributed.same_for_all(to_yaml(config) + plan.to_json()):
+        raise ConfigError(
+            f"run.name={config.run.name}: its {processes} processes have different configurations or schedules; "
+            "give them all the same file, and a schedule that was searched for before as pipeline.schedule=csv:PATH"
+        )
+
+
 def _check_same_model(config: Config, meta: dict[str, Any]) -> None:
     for name, now in json.loads(json.dumps(dataclasses.asdict(config.model))).items():
         then = meta["model"].get(name, now)
@@ -185,7 +211,8 @@ def _check_same_model(config: Config, meta: dict[str, Any]) -> None:
 
 
 def _print(line: str) -> None:
-    print(line, flush=True)
+    if distributed.is_first():
+        print(line, flush=True)
 
 
 @contextmanager
