@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import re
 from typing import TYPE_CHECKING, Any
 
 from meshsys.arguments import command, number
@@ -47,13 +46,10 @@ def _place(args: argparse.Namespace) -> int:
     pod = _pod(args)
     shape = _shape(args.shape, pod)
     wrap = _wrap(args.wrap, shape)
-    try:
-        policy = policies.get(args.policy)
-        if args.occupied is not None:
-            occupy(pod, args.occupied, "--occupied")
-        grant = policy.place(pod, shape, wrap)
-    except ConfigError as error:
-        raise ConfigError(_as_option(str(error))) from None
+    policy = policies.get(args.policy, "--policy")
+    if args.occupied is not None:
+        occupy(pod, args.occupied, "--occupied")
+    grant = policy.place(pod, shape, wrap)
     if grant is None:
         if not policy.possible(pod, shape):
             raise ConfigError(
@@ -77,15 +73,10 @@ def _pod(args: argparse.Namespace) -> Pod:
     from meshsys.torus import Topology, TopologyError
 
     try:
-        topology = Topology.parse(args.topology)
-        return Pod(topology, args.cube, args.wiring, shared_links=args.allow_shared_links)
-    except (TopologyError, ConfigError) as error:
-        raise ConfigError(_as_option(str(error))) from None
-
-
-def _as_option(message: str) -> str:
-    message = message.replace("mesh.topology=", "--topology=")
-    return re.sub(r"^(cube|wiring|policy)=|(?<=set )cube(?=,)|(?<=as )cube=", lambda found: f"--{found[0]}", message)
+        topology = Topology.parse(args.topology, "--topology")
+    except TopologyError as error:
+        raise ConfigError(str(error)) from None
+    return Pod(topology, args.cube, args.wiring, shared_links=args.allow_shared_links, options="--")
 
 
 def _shape(text: str, pod: Pod) -> tuple[int, ...]:

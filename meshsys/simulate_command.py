@@ -75,13 +75,9 @@ def _placements(config: SimulationConfig) -> list[Any]:
     """All policies, asked for before the first is simulated."""
     from meshsys.cluster import policies
 
-    made = []
-    for place, options in enumerate(config.policies):
-        try:
-            made.append(policies.get(options.placement))
-        except ConfigError as error:
-            raise ConfigError(str(error).replace("policy=", f"policies.{place}.placement=", 1)) from None
-    return made
+    return [
+        policies.get(options.placement, f"policies.{place}.placement") for place, options in enumerate(config.policies)
+    ]
 
 
 def _facts(config: SimulationConfig, workload: Workload, chips: int) -> dict[str, Any]:

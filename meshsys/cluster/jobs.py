@@ -143,16 +143,11 @@ class Orders:
         self.export = export or ExportConfig()
         self.specs = tuple(specs)
         try:
-            self.pod = Pod(Topology.parse(cluster.topology), cluster.cube, cluster.wiring)
-        except (TopologyError, ConfigError) as error:
-            raise ConfigError(_in_cluster(str(error))) from None
-        self.policy = self._policy()
-
-    def _policy(self) -> Policy:
-        try:
-            return policies.get(self.cluster.policy)
-        except ConfigError as error:
-            raise ConfigError(_in_cluster(str(error))) from None
+            topology = Topology.parse(cluster.topology, "cluster.topology")
+        except TopologyError as error:
+            raise ConfigError(str(error)) from None
+        self.pod = Pod(topology, cluster.cube, cluster.wiring, options="cluster.")
+        self.policy: Policy = policies.get(cluster.policy, "cluster.policy")
 
     @property
     def torus(self) -> str:
@@ -307,9 +302,3 @@ def _fits(shape: tuple[int, ...], said: str, pod: Pod) -> tuple[int, ...]:
             f"{pod.size}; use a smaller shape, or another topology"
         )
     return tuple(side for side in shape if side > 1) or (1,)
-
-
-
-def _in_cluster(message: str) -> str:
-    message = message.replace("mesh.topology=", "cluster.topology=")
-    return re.sub(r"^(cube|wiring|policy)=", r"cluster.\1=", message)

@@ -25,7 +25,7 @@ from meshsys.cluster.cubes import Cubes
 from meshsys.cluster.grant import Grant
 from meshsys.errors import ConfigError
 from meshsys.torus import Topology
-from meshsys.torus.shapes import dimension_names
+from meshsys.torus.shapes import TWISTED, dimension_names
 
 __all__ = ["FAILED", "FREE", "Pod", "Wiring"]
 
@@ -42,6 +42,7 @@ class Pod:
         cube: side of a cube; None for a torus without switches.
         wiring: which ports a switch can join.
         shared_links: whether traffic of several jobs may use a link.
+        options: what comes before the names of options in errors, as in "cluster.".
         size: chips.
         owner: int64 [size], read-only: `FREE`, `FAILED`, or the number of a job, which is above 0. A failed chip
             stays its job's until that is released.
@@ -54,13 +55,20 @@ class Pod:
         cube_of: int64 [size]: the cube of each chip.
 
     Raises:
-        ConfigError: a cube that the topology is not made of, or an unknown wiring.
+        ConfigError: a cube that the topology is not made of, a twisted topology, or an unknown wiring.
     """
 
     def __init__(
-        self, topology: Topology, cube: int | None, wiring: Wiring = "same_position", *, shared_links: bool = False
+        self,
+        topology: Topology,
+        cube: int | None,
+        wiring: Wiring = "same_position",
+        *,
+        shared_links: bool = False,
+        options: str = "",
     ) -> None:
         self.topology, self.cube, self.wiring, self.shared_links = topology, cube, wiring, shared_links
+        self.options = options
         self.dims = topology.shape
         self.ndim = len(self.dims)
         self.size = math.prod(self.dims)
@@ -83,15 +91,21 @@ class Pod:
             self.cubes.update(np.arange(self.cubes.count), self._free)
 
     def _check(self) -> None:
+        if self.topology.twisted:
+            raise ConfigError(
+                f"{self.options}topology={self.topology} is twisted, which a slice can be and no pod; leave out "
+                f"{TWISTED}, and write it behind the shape of a job"
+            )
         if self.wiring not in ("same_position", "any"):
-            raise ConfigError(f"wiring={self.wiring} is not a wiring; use same_position or any")
+            raise ConfigError(f"{self.options}wiring={self.wiring} is not a wiring; use same_position or any")
         if self.cube is None:
             return
         common = math.gcd(*self.dims)
         fits = [str(side) for side in range(2, common + 1) if common % side == 0]
         if str(self.cube) not in fits:
             way = f"use a cube of {' or '.join(fits)}, or none" if fits else "use none"
-            raise ConfigError(f"cube={self.cube}: {self.topology} is not made of cubes of {self.cube} a side; {way}")
+            what = f"{self.topology} is not made of cubes of {self.cube} a side"
+            raise ConfigError(f"{self.options}cube={self.cube}: {what}; {way}")
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -100,7 +114,7 @@ class Pod:
 
     def empty(self) -> Pod:
         """The same pod without jobs and failures."""
-        return Pod(self.topology, self.cube, self.wiring, shared_links=self.shared_links)
+        return Pod(self.topology, self.cube, self.wiring, shared_links=self.shared_links, options=self.options)
 
     def copy(self) -> Pod:
         """The same pod with the same jobs and failures; what happens to one does not happen to the other."""

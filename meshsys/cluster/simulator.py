@@ -97,13 +97,10 @@ def make_pod(config: ClusterConfig) -> Pod:
         ConfigError: a topology that cannot be, cubes it is not made of, or a failed chip that it does not have.
     """
     try:
-        topology = Topology.parse(config.topology)
+        topology = Topology.parse(config.topology, "cluster.topology")
     except TopologyError as error:
-        raise ConfigError(str(error).replace("mesh.topology", "cluster.topology")) from None
-    try:
-        pod = Pod(topology, config.cube, config.wiring, shared_links=config.shared_links)
-    except ConfigError as error:
-        raise ConfigError(f"cluster.{error}") from None
+        raise ConfigError(str(error)) from None
+    pod = Pod(topology, config.cube, config.wiring, shared_links=config.shared_links, options="cluster.")
     for place, chip in enumerate(config.failures.failed):
         if len(chip) != pod.ndim or not all(0 <= at < side for at, side in zip(chip, pod.dims, strict=True)):
             raise ConfigError(
@@ -132,10 +129,7 @@ def simulate(
         ConfigError: a pod or a policy that cannot be.
     """
     if policy is None:
-        try:
-            policy = policies.get(options.placement)
-        except ConfigError as error:
-            raise ConfigError(str(error).replace("policy=", "placement=", 1)) from None
+        policy = policies.get(options.placement, "placement")
     return _Simulation(cluster, workload, options, elastic or ElasticConfig(), policy).run()
 
 

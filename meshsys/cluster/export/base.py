@@ -166,9 +166,9 @@ def _sold(spec: JobSpec, pod: Topology, parts_of_hosts: bool) -> Topology:
     if parts_of_hosts and math.prod(spec.shape) < _HOST:
         return Topology(spec.shape)
     try:
-        return Topology(spec.shape, pod.generation)
+        return Topology.parse(f"{pod.generation}:{shape_text(spec.shape)}", "shape")
     except TopologyError as error:
-        raise ConfigError(f"job {spec.name}: {str(error).replace('mesh.topology=', 'shape ')}") from None
+        raise ConfigError(f"job {spec.name}: {error}") from None
 
 
 def place_all(orders: Orders) -> tuple[Pod, dict[str, Grant]]:

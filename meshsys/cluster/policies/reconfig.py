@@ -29,7 +29,8 @@ class Reconfig(Cached):
 def from_chunks(pod: Pod, shape: Shape, wrap: Wrap, folded: Shape, policy: str) -> Grant | None:
     """A shape, folded to a box, that is put together from chunks in the first rotation that is free."""
     if pod.cubes is None:
-        raise ConfigError(f"policy={policy} puts cubes together, and the pod has none; set cube, as cube=4")
+        cube = f"{pod.options}cube"
+        raise ConfigError(f"{cube} is not set, and policy {policy} puts cubes together; set it, as {cube}=4")
     if np.prod(folded) > pod.free:
         return None
     for box, _ in rotations(folded):

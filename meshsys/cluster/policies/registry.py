@@ -48,8 +48,11 @@ def names() -> tuple[str, ...]:
     return tuple(_POLICIES)
 
 
-def describe(name: str) -> PolicyInfo:
+def describe(name: str, option: str = "policy") -> PolicyInfo:
     """One policy by its name.
+
+    Args:
+        option: whose value it is, for errors.
 
     Raises:
         ConfigError: there is none of this name.
@@ -58,28 +61,32 @@ def describe(name: str) -> PolicyInfo:
         near = difflib.get_close_matches(name, _POLICIES, n=1, cutoff=0.5)
         others = f"use {', '.join(_POLICIES)}, or module:Class for one of your own"
         hint = f"did you mean {near[0]}?" if near else others
-        raise ConfigError(f"policy={name} does not exist; {hint}")
+        raise ConfigError(f"{option}={name} does not exist; {hint}")
     return _POLICIES[name]
 
 
-def get(name: str) -> Policy:
+def get(name: str, option: str = "policy") -> Policy:
     """A new policy, by its name or as `module:Class` of a user's own.
+
+    Args:
+        option: whose value it is, for errors.
 
     Raises:
         ConfigError: there is none, or it is no policy.
     """
-    where = name if ":" in name else describe(name).where
+    where = name if ":" in name else describe(name, option).where
     module, _, attribute = where.partition(":")
     try:
         made = getattr(importlib.import_module(module), attribute)
     except (ImportError, ValueError, AttributeError) as error:
-        raise ConfigError(f"policy={name} cannot be imported: {error}; write module:Class") from None
+        raise ConfigError(f"{option}={name} cannot be imported: {error}; write module:Class") from None
     if not inspect.isclass(made):
-        raise ConfigError(f"policy={name} is not a class; write module:Class of a class with place and possible")
+        raise ConfigError(f"{option}={name} is not a class; write module:Class of a class with place and possible")
     try:
         policy = made()
     except TypeError as error:
-        raise ConfigError(f"policy={name} cannot be made: {error}; its class must take no arguments") from None
+        raise ConfigError(f"{option}={name} cannot be made: {error}; its class must take no arguments") from None
     if not isinstance(policy, Policy):
-        raise ConfigError(f"policy={name} is no policy; it needs a name, place(pod, shape, wrap), possible(pod, shape)")
+        needs = "a name, place(pod, shape, wrap), possible(pod, shape)"
+        raise ConfigError(f"{option}={name} is no policy; it needs {needs}")
     return policy

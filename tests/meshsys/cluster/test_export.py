@@ -316,7 +316,7 @@ def test_what_cannot_be_exported_is_one_line(capsys):
     )
     refused(capsys, "keue", "--to=keue is not a target; did you mean kueue?")
     write("v5p:4x4x4", program("a", "2"))
-    refused(capsys, "xpk", "job a: shape v5p:2 is not a shape of v5p slices; the nearest are")
+    refused(capsys, "xpk", "job a: shape=v5p:2 is not a shape of v5p slices; the nearest are")
     write("v5p:4x4x4", program("a", "4x4x4"))
     refused(capsys, "slice", "cluster.topology=v5p:4x4x4: Slice resources are for Ironwood; write it as ironwood:...")
     write("ironwood:4x4x8", program("a", "4x4x4"), cube=4, partitions=["p"])

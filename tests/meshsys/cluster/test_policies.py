@@ -307,7 +307,7 @@ def test_registry(monkeypatch) -> None:
 
 def test_policies_for_cubes_say_so() -> None:
     for name in ON_CUBES:
-        with pytest.raises(ConfigError, match=f"policy={name} puts cubes together, and the pod has none; set cube"):
+        with pytest.raises(ConfigError, match=f"cube is not set, and policy {name} puts cubes together; set it"):
             policies.get(name).place(Pod(Topology((8, 8, 8)), None), (8, 8))
 
 
