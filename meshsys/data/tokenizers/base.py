@@ -94,6 +94,7 @@ class Bytes:
     prompt_ids: tuple[int, ...] = ()
     specials: Mapping[str, str] = field(default_factory=dict)
     chat: ChatTemplate | None = None
+    to_json: None = None
 
     def encode(self, text: str) -> np.ndarray:
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
@@ -108,7 +109,10 @@ class Bytes:
 
 @dataclass(frozen=True)
 class FromFile:
-    """A library's tokenizer behind functions; `to_located` gives ids and where each begins."""
+    """A library's tokenizer behind functions.
+
+    `to_located` gives ids and where each begins; `to_json` a tokenizer.json, where the library is Hugging Face's.
+    """
 
     name: str
     fingerprint: str
@@ -122,6 +126,7 @@ class FromFile:
     prompt_ids: tuple[int, ...] = ()
     specials: Mapping[str, str] = field(default_factory=dict)
     chat: ChatTemplate | None = None
+    to_json: Callable[[], str] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop_ids", self.stop_ids | {self.eos_id})

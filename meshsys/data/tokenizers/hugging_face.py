@@ -70,6 +70,7 @@ def from_library(library: tokenizers.Tokenizer, **rest: Any) -> FromFile:
         to_ids=lambda text: library.encode(text, add_special_tokens=False).ids,
         to_located=locate,
         to_text=lambda ids: library.decode(ids, skip_special_tokens=False),
+        to_json=lambda: library.to_str(pretty=True),
         **rest,
     )
 
