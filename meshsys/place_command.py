@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshsys.arguments import command, number
 from meshsys.errors import ConfigError
-from meshsys.torus.shapes import dimension_names, read_shape
+from meshsys.torus.shapes import TWISTED, dimension_names, read_shape
 
 if TYPE_CHECKING:
     from meshsys.cluster.grant import Grant
@@ -25,7 +25,7 @@ def add_place_command(views: Any) -> None:
     place = command(views, "place", _place, "the chips that a policy would give to a job")
     place.add_argument("--topology", metavar="T", required=True, help="the pod, as 16x16x16 or v4:16x16x16")
     place.add_argument("--cube", metavar="C", type=number(int, 1), help="side of the cubes that switches join")
-    place.add_argument("--shape", metavar="S", required=True, help="of the job, as 4x4x8")
+    place.add_argument("--shape", metavar="S", required=True, help="of the job, as 4x4x8 or 4x4x8_twisted")
     place.add_argument("--policy", metavar="NAME", default="best", help="a name, or module:Class of your own")
     place.add_argument(
         "--wiring",
@@ -42,16 +42,20 @@ def add_place_command(views: Any) -> None:
 def _place(args: argparse.Namespace) -> int:
     from meshsys.cluster import policies
     from meshsys.cluster.occupied import occupy
+    from meshsys.cluster.twisted import check_twisted, place_twisted
 
     pod = _pod(args)
-    shape = _shape(args.shape, pod)
+    twisted = args.shape.endswith(TWISTED)
+    shape = _shape(args.shape.removesuffix(TWISTED), pod)
     wrap = _wrap(args.wrap, shape)
+    if twisted:
+        check_twisted(pod, shape, "--shape")
     policy = policies.get(args.policy, "--policy")
     if args.occupied is not None:
         occupy(pod, args.occupied, "--occupied")
-    grant = policy.place(pod, shape, wrap)
+    grant = place_twisted(pod, shape) if twisted else policy.place(pod, shape, wrap)
     if grant is None:
-        if not policy.possible(pod, shape):
+        if not twisted and not policy.possible(pod, shape):
             raise ConfigError(
                 f"--shape={args.shape} has no place on {_named(pod)} with --policy={args.policy}, even if all is free; "
                 f"use another policy, such as best, or another shape"

@@ -25,7 +25,7 @@ from meshsys.config import MeshAxes, load_config, to_yaml
 from meshsys.config_file import Label, Section, Text, load, one_of
 from meshsys.errors import ConfigError
 from meshsys.torus import Topology, TopologyError
-from meshsys.torus.shapes import read_shape, shape_text
+from meshsys.torus.shapes import TWISTED, read_shape, shape_text
 
 __all__ = ["ExecutorConfig", "JobConfig", "JobsConfig", "Orders", "check_training", "load_jobs", "read_orders"]
 
@@ -289,9 +289,12 @@ def _training(job: JobConfig, said: str, pod: Pod) -> JobSpec:
 
 def _configured(topology: str, said: str) -> tuple[int, ...]:
     try:
-        return Topology.parse(topology).shape
+        found = Topology.parse(topology)
     except TopologyError as error:
         raise ConfigError(f"{said}: {error}") from None
+    if found.twisted:
+        raise ConfigError(f"{said}: mesh.topology={found} is twisted, and jobs get plain slices; leave out {TWISTED}")
+    return found.shape
 
 
 def _fits(shape: tuple[int, ...], said: str, pod: Pod) -> tuple[int, ...]:
