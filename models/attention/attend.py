@@ -23,6 +23,7 @@ Implementation = Literal["auto", "plain", "blockwise", "fused"]
 
 _BLOCK, _WIDE = 128, 512  # queries and keys in a block, at most, on CPU and elsewhere
 _LONG, _MANY = 512, 16  # keys and queries from which blocks are faster than all scores at once
+_ENDLESS = 1 << 22  # keys from which nothing could hold what is computed anyway, and pairs of blocks are past int32
 
 
 def attend(
@@ -66,7 +67,8 @@ def attend(
         return attend_ring(*operands, mask, scores, block, axis)
     if implementation in ("auto", "fused") and can_fuse(*operands, mask, scores, in_order):
         return attend_fused(*operands, mask, scores)
-    long = q_BSNH.shape[1] >= _MANY and k_BTKH.shape[1] >= _LONG
+    queries, keys = q_BSNH.shape[1], k_BTKH.shape[1]
+    long = queries >= _MANY and _LONG <= keys < _ENDLESS
     if implementation in ("blockwise", "fused") or (implementation == "auto" and long):
         return attend_blockwise(*operands, mask, scores, block)
     return attend_plain(*operands, mask, scores)

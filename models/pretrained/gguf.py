@@ -151,7 +151,10 @@ def _read_config(file: GgufFile) -> tuple[ModelConfig, bool]:
     try:
         options = _common(keys, file) | _ARCHITECTURES[name](keys)
         keys.finish(name)
-        return ModelConfig(**options), name == "llama"
+        config = ModelConfig(**options)
+        # Spelled out, so that the same model in a folder is equal.
+        config = replace(config, kv_heads=config.num_kv_heads, head_dim=config.size_of_head)
+        return config, name == "llama"
     except PretrainedError:
         raise
     except ValueError as error:

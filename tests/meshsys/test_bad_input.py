@@ -186,10 +186,6 @@ BAD_OPTIONS: dict[str, tuple[list[str], str]] = {
         ["pipeline.microbatches=2000000000", "data.batch_size=2000000000"],
         "pipeline.microbatches=2000000000 is too large for 1f1b; use 262144 or less",
     ),
-    "huge pipe": (
-        ["mesh.topology=65536", "mesh.axes.pipe=65536"],
-        "mesh.axes.pipe=65536 is too large for 1f1b; use 1024",
-    ),
     "huge chunks": (
         ["pipeline.schedule=interleaved_1f1b", "pipeline.chunks=2000000000"],
         "pipeline.chunks=2000000000 is too large for interleaved_1f1b; use 1024 or less",
@@ -470,6 +466,12 @@ both = pytest.mark.parametrize("command", ["train", "plan"])
 @pytest.mark.parametrize(("overrides", "wanted"), BAD_OPTIONS.values(), ids=BAD_OPTIONS)
 def test_options(refused, command, overrides, wanted):
     assert wanted in refused(command, "good.yaml", *overrides)
+
+
+def test_a_huge_pipe(refused):
+    asked = ["mesh.topology=65536", "mesh.axes.pipe=65536"]
+    assert "mesh.axes.pipe=65536 is too large for 1f1b; use 1024" in refused("plan", "good.yaml", *asked)
+    assert "mesh.topology=65536 needs 65536 devices, but JAX has" in refused("train", "good.yaml", *asked)
 
 
 @both

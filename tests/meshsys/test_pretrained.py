@@ -127,7 +127,7 @@ def test_parameters_are_the_file_s_and_updates_are_new(tmp_path):
     [
         ({"layers": 5}, "model.layers=5 differs from the 3 of model.pretrained="),
         ({"norm_plus_one": True}, "model.norm_plus_one=true differs from the false of model.pretrained="),
-        ({"moe": {"experts": 2, "experts_per_token": 1, "d_ff": 4}}, "model.moe="),
+        ({"moe": {"experts": 2, "experts_per_token": 1, "d_ff": 4}}, "model.moe is set, and model.pretrained="),
     ],
 )
 def test_an_option_that_the_file_contradicts(tmp_path, options, wanted):
