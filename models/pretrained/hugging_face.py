@@ -50,13 +50,17 @@ class HuggingFaceFolder:
     def read(self, leaf: str, layer: int | None, index: Index, out: np.ndarray) -> None:
         layout, shape = self._layouts[leaf], self._leaves[leaf].shape
         if not layout.by_expert:
-            tensor = self._tensors[layout.tensor.format(layer=layer)]
-            layout.read(tensor.view(), shape, index, out)
+            self._read(layout, layout.tensor.format(layer=layer), shape, index, out)
             return
         experts, *rest = index
         for place, expert in enumerate(range(experts.start, experts.stop)):
-            tensor = self._tensors[layout.tensor.format(layer=layer, expert=expert)]
-            layout.read(tensor.view(), shape[1:], tuple(rest), out[place])
+            name = layout.tensor.format(layer=layer, expert=expert)
+            self._read(layout, name, shape[1:], tuple(rest), out[place])
+
+    def _read(self, layout: Layout, name: str, shape: tuple[int, ...], index: Index, out: np.ndarray) -> None:
+        tensor = self._tensors[name]
+        for part, target in layout.parts(tensor.view(), shape, index, out):
+            tensor.copy(part, target)
 
     def _found(self, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
         """The tensors of all parameters, by name."""

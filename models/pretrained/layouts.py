@@ -45,8 +45,10 @@ class Layout:
         sizes = dict(zip(self.canonical, shape, strict=True))
         return tuple(math.prod(sizes[letter] for letter in axis) for axis in self.stored.split())
 
-    def read(self, tensor: np.ndarray, shape: tuple[int, ...], index: Index, out: np.ndarray) -> None:
-        """Writes a part of the parameter to `out`, taking no more of the tensor than it has to.
+    def parts(
+        self, tensor: np.ndarray, shape: tuple[int, ...], index: Index, out: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """What to copy for a part of the parameter: views of the tensor, each with the view of `out` that it goes to.
 
         Args:
             tensor: as it is stored.
@@ -62,7 +64,8 @@ class Layout:
         for start, part in self._in_order(whole):
             first, end = max(last.start, start), min(last.stop, start + part.shape[-1])
             if first < end:
-                out[..., first - last.start : end - last.start] = part[(*index[:-1], slice(first - start, end - start))]
+                place = (*index[:-1], slice(first - start, end - start))
+                yield part[place], out[..., first - last.start : end - last.start]
 
     def written(self, leaf: np.ndarray) -> np.ndarray:
         """The tensor of a parameter."""

@@ -7,7 +7,11 @@ Shapes: L layers; P ranks, V chunks a rank, J layer places a chunk (`schedules.s
 
 from __future__ import annotations
 
+import math
+import mmap
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -56,7 +60,8 @@ class WeightSource(Protocol):
         Args:
             layer: global number of the layer; None for parameters that no layer has.
             index: of the part.
-            out: of the part's shape and of any float dtype, to which values are converted.
+            out: of the part's shape and of any float dtype, to which values are converted; several threads read
+                at once.
 
         Raises:
             PretrainedError: the file is damaged there.
@@ -69,7 +74,7 @@ def fill(
     shape: jax.ShapeDtypeStruct,
     layers: np.ndarray | None = None,
 ) -> jax.Array:
-    """One parameter on its mesh; at most one shard of it is on the host besides.
+    """One parameter on its mesh; the host holds a few shards of it besides, and a CPU device takes those over.
 
     Args:
         leaf: see `WeightSource`.
@@ -81,15 +86,21 @@ def fill(
     holders: dict[tuple[tuple[int, int], ...], list[jax.Device]] = {}
     for device, index in shape.sharding.addressable_devices_indices_map(shape.shape).items():
         holders.setdefault(_bounds(index, shape.shape), []).append(device)
-    shards: list[jax.Array] = []
-    for bounds, devices in holders.items():  # replicas are read once
+
+    def shards(bounds: tuple[tuple[int, int], ...]) -> list[jax.Array]:
         shard = _shard(source, leaf, tuple(slice(*ends) for ends in bounds), shape.dtype, layers)
-        shards += [jax.device_put(shard, device) for device in devices]
-    return jax.make_array_from_single_device_arrays(shape.shape, shape.sharding, shards)
+        return [jax.device_put(shard, device) for device in holders[bounds]]  # replicas are read once
+
+    with ThreadPoolExecutor(min(_AT_ONCE, os.cpu_count() or 1, len(holders))) as pool:
+        found = [shard for some in pool.map(shards, holders) for shard in some]
+    return jax.make_array_from_single_device_arrays(shape.shape, shape.sharding, found)
+
+
+_AT_ONCE = 4  # shards that are read
 
 
 def _shard(source: WeightSource, leaf: str, index: Index, dtype: Any, layers: np.ndarray | None) -> np.ndarray:
-    out = np.zeros([part.stop - part.start for part in index], dtype)
+    out = _memory([part.stop - part.start for part in index], np.dtype(dtype))
     if layers is None:
         source.read(leaf, None, index, out)
         return out
@@ -98,6 +109,13 @@ def _shard(source: WeightSource, leaf: str, index: Index, dtype: Any, layers: np
         if (number := int(here[place])) >= 0:
             source.read(leaf, number, index[layers.ndim :], out[*place, ...])
     return out
+
+
+def _memory(shape: list[int], dtype: np.dtype) -> np.ndarray:
+    """An array of zeros in pages of its own, which a CPU device takes over as they are, where it would copy others."""
+    size = math.prod(shape) * dtype.itemsize
+    pages = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_POPULATE", 0))
+    return np.frombuffer(pages, np.uint8, size).view(dtype).reshape(shape)
 
 
 def _bounds(index: tuple[slice, ...] | None, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
