@@ -69,7 +69,9 @@ class AdapterFolder:
             self._base.read(leaf, layer, index, out)
             return
         layout = self._table[leaf]
-        layout.read(self._tensors[layout.tensor.format(layer=layer)].view(), self._leaves[leaf].shape, index, out)
+        tensor = self._tensors[layout.tensor.format(layer=layer)]
+        for part, target in layout.parts(tensor.view(), self._leaves[leaf].shape, index, out):
+            tensor.copy(part, target)
 
     def _found(self, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
         found = {}

@@ -42,6 +42,7 @@ class Tokenizer(Protocol):
             them.
         specials: special tokens by the names that chat templates use, as `bos_token`.
         chat: how messages become one text; None where the tokenizer's files do not say.
+        to_json: makes the text of a tokenizer.json; None where there is none for it.
     """
 
     @property
@@ -70,6 +71,9 @@ class Tokenizer(Protocol):
 
     @property
     def chat(self) -> ChatTemplate | None: ...
+
+    @property
+    def to_json(self) -> Callable[[], str] | None: ...
 
     def encode(self, text: str) -> np.ndarray:
         """int32 ids [n] of `text` alone: no id is added at its ends, and nothing is cut off."""
