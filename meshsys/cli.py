@@ -7,17 +7,18 @@ configuration asks for are set up.
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from meshsys.arguments import Parser, add_config, command, number
 from meshsys.cluster_commands import add_cluster_commands
 from meshsys.errors import ConfigError
 from meshsys.evaluate_command import add_evaluate_command
+from meshsys.generate_command import add_generate_command
+from meshsys.model_commands import add_model_commands
 from meshsys.plan_command import add_plan_command
+from meshsys.run_folder import run_folder
 from meshsys.schedule_commands import add_schedule_commands
 from schedules.actions import ScheduleError
 
@@ -65,19 +66,8 @@ def _train(args: argparse.Namespace) -> int:
     return train(config)
 
 
-def _generate(args: argparse.Namespace) -> None:
-    run = _run_folder(args.run)
-
-    from meshsys.generate import generate
-
-    pieces = generate(run, args.prompt, max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)
-    for piece in pieces:
-        print(piece, end="", flush=True)
-    print()
-
-
 def _report(args: argparse.Namespace) -> None:
-    run = _run_folder(args.run)
+    run = run_folder(args.run)
 
     from meshsys.report import write_report
 
@@ -85,22 +75,11 @@ def _report(args: argparse.Namespace) -> None:
 
 
 def _trace(args: argparse.Namespace) -> None:
-    run = _run_folder(args.run)
+    run = run_folder(args.run)
 
     from meshsys.trace import write_trace
 
     print(write_trace(run, args.steps))
-
-
-def _run_folder(name: str) -> Path:
-    """A run by its folder, or by its name under `runs/`."""
-    runs = Path("runs")
-    for folder in (Path(name), runs / name):
-        if folder.is_dir():
-            return folder
-    near = difflib.get_close_matches(name, [folder.name for folder in runs.glob("*/")], 1)
-    hint = f"did you mean {runs / near[0]}?" if near else "give a folder that `meshsys train` wrote"
-    raise ConfigError(f"the run {name} does not exist; {hint}")
 
 
 # Arguments
@@ -128,25 +107,12 @@ def _parser() -> Parser:
     add_cluster_commands(commands)
 
     add_evaluate_command(commands)
-    generate = command(commands, "generate", _generate, "continue a text with a trained model")
-    generate.add_argument("--prompt", metavar="TEXT", type=_unicode, required=True)
-    generate.add_argument("--max-tokens", metavar="N", type=number(int, 1, 1 << 20), default=64)
-    generate.add_argument(
-        "--temperature", metavar="T", type=number(float, 0, 1e30), default=0.0, help="0 takes the likeliest"
-    )
-    generate.add_argument("--seed", metavar="S", type=number(int, 0, 2**31 - 1), default=0)
+    add_generate_command(commands)
+    add_model_commands(commands)
     report = command(commands, "report", _report, "write a run's report.html again, and print its path")
     trace = command(commands, "trace", _trace, "write a run's measured steps as trace.json, for ui.perfetto.dev")
     about = "steps, the last ones, that show their actions"
     trace.add_argument("--steps", metavar="N", type=number(int, 0, 1 << 20), default=3, help=about)
-    for taker in (generate, report, trace):
+    for taker in (report, trace):
         taker.add_argument("run", metavar="RUN", help="a run's folder, or its name under runs/")
     return parser
-
-
-def _unicode(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not valid Unicode; write it in UTF-8") from None
-    return text

@@ -15,6 +15,8 @@ from meshsys.config import load_config
 from meshsys.data import Tokenizer, load_tokenizer
 from meshsys.errors import ConfigError
 from models import Decoder, PretrainedError, load_pretrained
+from models.lora import merge
+from models.pretrained import base_of
 
 __all__ = ["LoadedModel", "load_model"]
 
@@ -24,7 +26,7 @@ class LoadedModel:
     """A model with its tokenizer.
 
     Attributes:
-        params: in canonical form, in the dtype that the computation reads.
+        params: in canonical form, in the dtype that the computation reads, low-rank updates merged.
         prompt_ids: what a text begins with that the model is to continue: of a model that a run made from nothing,
             what its documents began with; of others, what the tokenizer's file says.
     """
@@ -39,7 +41,8 @@ def load_model(path: str, *, tokenizer: str | None = None) -> LoadedModel:
     """Reads a model onto the default device.
 
     Args:
-        path: a run, by its folder or its name under `runs/`; a Hugging Face folder; a GGUF file; a llama2.c file.
+        path: a run, by its folder or its name under `runs/`; a Hugging Face folder; a PEFT adapter; a GGUF file;
+            a llama2.c file.
         tokenizer: as `data.tokenizer`; by default the model's own.
 
     Raises:
@@ -52,8 +55,10 @@ def load_model(path: str, *, tokenizer: str | None = None) -> LoadedModel:
 def _load_run(run: Path, tokenizer: str | None) -> LoadedModel:
     config = load_config(run / "config.yaml")
     own = load_tokenizer(tokenizer or config.data.tokenizer or "bytes", chat_template=config.data.chat_template)
-    decoder = Decoder(dataclasses.replace(config.model, vocab_size=config.model.vocab_size or own.vocab_size))
-    params = restore_params(run / "checkpoints", jax.eval_shape(decoder.init, jax.random.key(0)))
+    trained = dataclasses.replace(config.model, vocab_size=config.model.vocab_size or own.vocab_size)
+    params = restore_params(run / "checkpoints", jax.eval_shape(Decoder(trained).init, jax.random.key(0)))
+    model, params = merge(trained, params)
+    decoder = Decoder(model)
     start = own.eos_id if own.bos_id is None else own.bos_id
     prompt_ids = own.prompt_ids if config.model.pretrained else (start,)
     return LoadedModel(decoder, decoder.cast(params), own, prompt_ids)
@@ -67,8 +72,8 @@ def _load_pretrained(path: str, tokenizer: str | None) -> LoadedModel:
     if path.endswith(".bin") and tokenizer is None:
         raise ConfigError(f"{path} has no tokenizer in it; give --tokenizer its tokenizer.bin, say")
     try:
-        own = load_tokenizer(tokenizer or path, "--tokenizer" if tokenizer else "PATH")
-        config, params = load_pretrained(path)
+        own = load_tokenizer(tokenizer or str(base_of(path)), "--tokenizer" if tokenizer else "PATH")
+        config, params = merge(*load_pretrained(path))
     except PretrainedError as error:
         raise ConfigError(str(error)) from None
     decoder = Decoder(config)

@@ -105,7 +105,9 @@ def _facts(tokenizer: Tokenizer, length: int) -> dict[str, Any]:
 def _own_tokenizer(path: Path) -> Tokenizer | None:
     """The tokenizer that a model's files hold, if they hold one that can be read."""
     from meshsys.data import load_tokenizer
+    from models.pretrained import base_of
 
+    path = base_of(path)
     holds = path.suffix == ".gguf" or any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
     return load_tokenizer(str(path), "PATH") if holds else None
 

@@ -11,7 +11,7 @@ from meshsys.config import Config
 from meshsys.errors import ConfigError
 from models import ModelConfig
 from models.config import MoeConfig
-from models.pretrained import PretrainedError, WeightSource, open_pretrained
+from models.pretrained import PretrainedError, WeightSource, base_of, open_pretrained
 
 __all__ = ["open_model", "with_pretrained"]
 
@@ -42,7 +42,7 @@ def with_pretrained(config: Config) -> Config:
     """
     source = open_model(config)
     path = config.model.pretrained
-    tokenizer = config.data.tokenizer or (path if source else "bytes")
+    tokenizer = config.data.tokenizer or (str(base_of(Path(path).expanduser())) if source else "bytes")
     data = config.data.model_copy(update={"tokenizer": tokenizer})
     if source is None:
         return config.model_copy(update={"data": data})

@@ -6,7 +6,7 @@ training form [P, V, J, ...] of `schedules.stages`; in a checkpoint they are in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from models import ManualAxes
 
-__all__ = ["BATCH_AXES", "KEPT_AXES", "RULES", "canonical_specs", "manual_axes", "named", "training_specs"]
+__all__ = ["BATCH_AXES", "KEPT_AXES", "RULES", "canonical_specs", "manual_axes", "named", "placed", "training_specs"]
 
 PyTree = Any
 
@@ -64,6 +64,17 @@ def named(mesh: Mesh, specs: PyTree) -> PyTree:
     )
 
 
+def placed(mesh: Mesh) -> Callable[[tuple[str | None, ...], tuple[int, ...]], NamedSharding]:
+    """The shardings of what goes with parameters in canonical form on a mesh (`models.generation.Generator`): of an
+    array by its logical axes, which may be "batch", and its shape."""
+
+    def sharding(names: tuple[str | None, ...], shape: tuple[int, ...]) -> NamedSharding:
+        dims = [_dimension(name or "", size, mesh.shape) for name, size in zip(names, shape, strict=True)]
+        return NamedSharding(mesh, PartitionSpec(*dims))
+
+    return sharding
+
+
 def _map(axes: PyTree, shapes: PyTree, stacked: Any, sizes: Mapping[str, int]) -> PyTree:
     def spec(names: tuple[str, ...], shape: Any) -> PartitionSpec:
         dims = [_dimension(name, size, sizes) for name, size in zip(names, shape.shape, strict=True)]
@@ -75,7 +86,7 @@ def _map(axes: PyTree, shapes: PyTree, stacked: Any, sizes: Mapping[str, int]) -
 def _dimension(name: str, size: int, sizes: Mapping[str, int]) -> tuple[str, ...] | None:
     taken: list[str] = []
     parts = 1
-    for axis in RULES.get(name, ()):
+    for axis in BATCH_AXES if name == "batch" else RULES.get(name, ()):
         if sizes[axis] > 1 and size % (parts * sizes[axis]) == 0:
             taken.append(axis)
             parts *= sizes[axis]

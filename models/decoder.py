@@ -26,10 +26,12 @@ import jax.numpy as jnp
 from models.attention import Mask, causal_mask, zigzag_order
 from models.config import ModelConfig
 from models.dropout import Noise
-from models.layers import Attention, Cache, Mlp, RmsNorm, Seen
+from models.kv_cache import LayerCache
+from models.layers import Attention, Mlp, RmsNorm, Seen
 from models.moe import Moe
 from models.parallel import WHOLE, ManualAxes
 from models.parameters import parameter
+from models.products import product
 from models.rotary import Rotary, rotary_table
 
 __all__ = [
@@ -120,9 +122,9 @@ class _Layer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BSD: jax.Array, seen: Seen, noise: Noise | None, batch: Batch, cache: Cache | None = None
-    ) -> tuple[jax.Array, jax.Array | None, tuple[jax.Array, jax.Array]]:
-        """Returns the stream, the router's loss (None without experts), and the keys and values attended to."""
+        self, x_BSD: jax.Array, seen: Seen, noise: Noise | None, batch: Batch, cache: LayerCache | None = None
+    ) -> tuple[jax.Array, jax.Array | None, LayerCache | None]:
+        """Returns the stream, the router's loss (None without experts), and the cache."""
         config = self.config
         before, after = config.norm_placement != "post", config.norm_placement != "pre"
 
@@ -133,7 +135,7 @@ class _Layer(nn.Module):
             y_BSD = normed(f"{name}_post_norm", after, y_BSD)
             return x_BSD + (y_BSD if noise is None else noise.drop(y_BSD, config.dropout, name))
 
-        y_BSD, cache_out = Attention(config, self.manual, name="attention")(
+        y_BSD, cache = Attention(config, self.manual, name="attention")(
             normed("attention_norm", before, x_BSD), seen, noise, cache
         )
         x_BSD = added("attention", y_BSD)
@@ -142,7 +144,7 @@ class _Layer(nn.Module):
             y_BSD = Mlp(config, name="mlp")(y_BSD, noise)
         else:
             y_BSD, loss = Moe(config, self.manual, name="moe")(y_BSD, batch.weights, batch.segment_ids, noise)
-        return added("mlp", y_BSD), loss, cache_out
+        return added("mlp", y_BSD), loss, cache
 
 
 class _Head(nn.Module):
@@ -156,11 +158,12 @@ class _Head(nn.Module):
         if table_VD is None:
             init = nn.initializers.lecun_normal()
             kernel_DV = parameter(self, "kernel", init, (config.d_model, config.vocab_size), ("embed", "vocab"))
-            equation, table = "BSD,DV->BSV", kernel_DV.astype(x_BSD.dtype)
+            table = kernel_DV
         else:
             frozen = config.lora is not None
-            equation, table = "BSD,VD->BSV", jax.lax.stop_gradient(table_VD) if frozen else table_VD
-        logits_BSV = jnp.einsum(equation, x_BSD, table.astype(x_BSD.dtype), preferred_element_type=jnp.float32)
+            table = jax.lax.stop_gradient(table_VD) if frozen else table_VD
+        transposed = table_VD is not None
+        logits_BSV = product(x_BSD, table.astype(x_BSD.dtype), 1, transposed=transposed, out_dtype=jnp.float32)
         cap = config.logits_softcap
         return cap * jnp.tanh(logits_BSV / cap) if cap else logits_BSV
 
@@ -236,12 +239,12 @@ class Decoder:
         return _apply(self._module(params), params, x_BSD, seen, noise, context.batch)[:2]
 
     def layer_with_cache(
-        self, params: PyTree, x_BSD: jax.Array, context: Context, cache: Cache, layer: jax.Array
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        """One decoder layer over a cache; returns its output, keys and values."""
+        self, params: PyTree, x_BSD: jax.Array, context: Context, cache: LayerCache, layer: Any
+    ) -> tuple[jax.Array, LayerCache]:
+        """One decoder layer over its cache, to which the context's mask must extend; returns its output and cache."""
         seen = self.seen(context, layer)
-        x_BSD, _, cached = _apply(self._module(params), params, x_BSD, seen, None, context.batch, cache)
-        return x_BSD, cached
+        x_BSD, _, cache = _apply(self._module(params), params, x_BSD, seen, None, context.batch, cache)
+        return x_BSD, cache
 
     def seen(self, context: Context, layer: jax.Array) -> Seen:
         """What attention goes by in a layer: its window and its rotary positions."""

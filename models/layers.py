@@ -16,14 +16,12 @@ from jax.ad_checkpoint import checkpoint_name
 from models.attention import Mask, attend
 from models.config import LatentAttention, ModelConfig
 from models.dropout import Noise
+from models.kv_cache import LayerCache
 from models.parallel import WHOLE, ManualAxes
 from models.parameters import parameter, projected
 from models.rotary import Rotary, rotate
 
-__all__ = ["ACTIVATIONS", "Attention", "Cache", "Mlp", "RmsNorm", "Seen"]
-
-Cache = tuple[jax.Array, jax.Array, jax.Array]
-"""Keys [B, T, K, H], values [B, T, K, V], and the place from which new ones are written."""
+__all__ = ["ACTIVATIONS", "Attention", "Mlp", "RmsNorm", "Seen"]
 
 
 class Seen(NamedTuple):
@@ -68,12 +66,12 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BSD: jax.Array, seen: Seen, noise: Noise | None = None, cache: Cache | None = None
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        """Attends within the sequence, or over a cache.
+        self, x_BSD: jax.Array, seen: Seen, noise: Noise | None = None, cache: LayerCache | None = None
+    ) -> tuple[jax.Array, LayerCache | None]:
+        """Attends within the sequence, or over a cache that the new keys and values are written to first.
 
         Returns:
-            The output [B, S, D], and the keys and values that were attended to.
+            The output [B, S, D], and the cache as it is then.
         """
         config, latent = self.config, self.config.latent
         q_BSNH, k_BTKH, v_BTKV = (
@@ -83,9 +81,8 @@ class Attention(nn.Module):
         k_BTKH = checkpoint_name(k_BTKH, "key_proj")
         v_BTKV = checkpoint_name(v_BTKV, "value_proj")
         if cache is not None:
-            keys, values, start = cache
-            k_BTKH = jax.lax.dynamic_update_slice_in_dim(keys, k_BTKH, start, axis=1)
-            v_BTKV = jax.lax.dynamic_update_slice_in_dim(values, v_BTKV, start, axis=1)
+            cache = cache.written(k_BTKH, v_BTKV)
+            k_BTKH, v_BTKV = cache.seen()
         scale = config.attention_scale or config.size_of_head**-0.5
         context_BSNV = attend(
             q_BSNH,
@@ -102,7 +99,7 @@ class Attention(nn.Module):
         y_BSD = projected(self, "out", context_BSNV, ((N, V), (D,)), (("heads", "head_dim"), ("embed",)), noise)
         if config.attention_bias == "all":
             y_BSD = self._biased(y_BSD, "out_bias", ("norm",))
-        return checkpoint_name(y_BSD, "out_proj"), (k_BTKH, v_BTKV)
+        return checkpoint_name(y_BSD, "out_proj"), cache
 
     def _grouped(self, x_BSD: jax.Array, seen: Seen, noise: Noise | None) -> tuple[jax.Array, jax.Array, jax.Array]:
         config = self.config

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from models.config import ModelConfig
 from models.dropout import Noise
+from models.products import product
 
 __all__ = ["LORA_PARAMETERS", "parameter", "projected", "trains"]
 
@@ -54,7 +55,7 @@ def projected(
         1.0, "fan_in", "truncated_normal", in_axis=tuple(range(len(inputs))), out_axis=tuple(range(-len(outputs), 0))
     )
     matrix = parameter(module, name, init, (*inputs, *outputs), (*axes[0], *axes[1]))
-    y = jnp.tensordot(x, matrix.astype(dtype), len(inputs))
+    y = product(x, matrix.astype(dtype), len(inputs))
     lora = config.lora
     if lora is None or name not in lora.targets:
         return y
@@ -64,5 +65,5 @@ def projected(
     second = parameter(module, f"{name}_lora_b", zeros, (lora.rank, *outputs), ("lora", *axes[1]))
     if noise is not None:
         x = noise.drop(x, lora.dropout, name)
-    update = jnp.tensordot(jnp.tensordot(x, first.astype(dtype), len(inputs)), second.astype(dtype), 1)
+    update = product(product(x, first.astype(dtype), len(inputs)), second.astype(dtype), 1)
     return y + update * jnp.asarray(lora.alpha / lora.rank, dtype)

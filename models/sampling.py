@@ -1,89 +1,134 @@
-"""Decoding one sequence with a key-value cache of fixed size: two compiled programs, whatever the lengths.
+"""From logits to tokens: temperature, truncation, and the draw, with settings for each row as data.
 
-Shapes: S tokens fed at once, T places in the cache, K key-value heads, H head_dim, L layers, V vocabulary.
+The order is Hugging Face's: temperature, top-k, top-p within what top-k left, min-p. Each keeps the tokens whose logit
+is at least some threshold, so they are three searches for a threshold; tokens that tie with the last one that is kept
+are kept too, where sorting would choose among them by their order.
+
+Shapes: B rows, V vocabulary, C blocks of W neighbours in the vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
-from typing import Any
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models.attention import Mask
-from models.decoder import Batch, Decoder
-
-__all__ = ["sample"]
-
-_BLOCK = 64  # prompts and caches are padded to multiples of this, so that few programs are compiled
+__all__ = ["Settings", "sample", "truncate"]
 
 
-def sample(
-    decoder: Decoder,
-    params: Any,
-    prompt: np.ndarray,
-    *,
-    max_tokens: int,
-    temperature: float,
-    key: jax.Array,
-    stop: int,
-) -> Iterator[int]:
-    """Yields the tokens that follow a prompt, one by one, the stop token not included.
+class Settings(NamedTuple):
+    """How each row samples, [B] each.
+
+    Attributes:
+        temperature: divides the logits; 0 takes the likeliest token.
+        top_k: int32, tokens that are kept, the likeliest ones; 0 keeps all.
+        top_p: the likeliest tokens are kept until they have this much probability (Holtzman et al. 2020, nucleus
+            sampling); 1 keeps all.
+        min_p: tokens are kept that have at least this share of the likeliest token's probability (Nguyen et al. 2024);
+            0 keeps all.
+    """
+
+    temperature: jax.Array
+    top_k: jax.Array
+    top_p: jax.Array
+    min_p: jax.Array
+
+
+def sample(logits_BV: jax.Array, settings: Settings, keys_B: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Draws a token for each row.
 
     Args:
-        params: in canonical form.
-        prompt: int32 [n], at least one token.
-        temperature: 0 takes the likeliest token.
-        stop: token that ends the text.
+        logits_BV: float32.
+        keys_B: a key for each row, used for nothing else.
+
+    Returns:
+        The tokens, int32 [B], and their log-probabilities under the distribution that they were drawn from, float32
+        [B]. For temperature 0, where that would always be 0, they are those under the logits' own softmax.
     """
-    places = _round_up(len(prompt) + max_tokens)
-    config = decoder.config
-    shape = (config.layers, 1, places, config.num_kv_heads, config.size_of_head)
-    cache = (jnp.zeros(shape, jnp.dtype(config.dtype)), jnp.zeros(shape, jnp.dtype(config.dtype)))
-    padded = np.zeros((1, min(_round_up(len(prompt)), places)), np.int32)
-    padded[0, : len(prompt)] = prompt
-    logits, cache = _feed(decoder, params, cache, jnp.asarray(padded), jnp.int32(0), jnp.int32(len(prompt) - 1))
-    for position in range(len(prompt), len(prompt) + max_tokens):
-        token = int(_pick(logits, jnp.float32(temperature), jax.random.fold_in(key, position)))
-        if token == stop:
-            return
-        yield token
-        fed = jnp.full((1, 1), token, jnp.int32)
-        logits, cache = _feed(decoder, params, cache, fed, jnp.int32(position), jnp.int32(0))
+    greedy_B = settings.temperature == 0
+    likeliest_B = _first(logits_BV == logits_BV.max(-1, keepdims=True))
+    scaled_BV = logits_BV / jnp.where(greedy_B, 1.0, settings.temperature)[:, None]
+    scaled_BV = scaled_BV - scaled_BV.max(-1, keepdims=True)
+    cut_B = (settings.top_k > 0) | (settings.top_p < 1) | (settings.min_p > 0)
+    kept_BV = jax.lax.cond(jnp.any(cut_B & ~greedy_B), truncate, lambda scaled_BV, _: scaled_BV, scaled_BV, settings)
+    kept_BV = jnp.where(greedy_B[:, None], scaled_BV, kept_BV)
+    drawn_B, norm_B = _draw(kept_BV, keys_B)
+    token_B = jnp.where(greedy_B, likeliest_B, drawn_B)
+    return token_B, jnp.take_along_axis(kept_BV, token_B[:, None], axis=1)[:, 0] - norm_B
 
 
-@partial(jax.jit, static_argnums=0, donate_argnums=2)
-def _feed(
-    decoder: Decoder, params: Any, cache: tuple, tokens_1S: jax.Array, start: jax.Array, last: jax.Array
-) -> tuple[jax.Array, tuple]:
-    """Writes tokens into the cache at `start`; returns the logits [V] after the token number `last` of them."""
-    places = cache[0].shape[2]
-    positions = start + jnp.arange(tokens_1S.shape[1], dtype=jnp.int32)
-    ones = jnp.ones_like(tokens_1S)
-    weights = jnp.zeros(tokens_1S.shape, jnp.float32)
-    batch = Batch(tokens_1S, tokens_1S, positions[None], ones, weights, jnp.zeros((1,), jnp.int32))
-    # What the cache holds after a query's own place is padding, or not written yet.
-    place = jnp.arange(places, dtype=jnp.int32)[None]
-    context = decoder.prepare(batch)._replace(mask=Mask(positions[None], place, ones, jnp.ones_like(place)))
+def truncate(scaled_BV: jax.Array, settings: Settings) -> jax.Array:
+    """Logits, already divided by the temperature, with minus infinity for what top-k, top-p and min-p leave out."""
+    vocabulary = scaled_BV.shape[1]
+    top_B = scaled_BV.max(-1)
+    count_B = jnp.where(settings.top_k > 0, jnp.minimum(settings.top_k, vocabulary), vocabulary)
 
-    def body(x: jax.Array, xs: tuple) -> tuple[jax.Array, tuple]:
-        layer, keys, values, number = xs
-        return decoder.layer_with_cache(layer, x, context, (keys, values, start), number)
+    def many_enough(threshold_B: jax.Array) -> jax.Array:
+        return jnp.sum(scaled_BV >= threshold_B[:, None], -1, dtype=jnp.int32) >= count_B
 
-    number = jnp.arange(decoder.config.layers, dtype=jnp.int32)
-    x, cache = jax.lax.scan(body, decoder.embed(params["shared"], context), (params["layers"], *cache, number))
-    x = jax.lax.dynamic_slice_in_dim(x, last, 1, axis=1)
-    return decoder.logits(params["shared"], x)[0, 0], cache
+    by_count_B = _largest_threshold(many_enough, scaled_BV)
+    mass_BV = jnp.where(scaled_BV >= by_count_B[:, None], jnp.exp(scaled_BV - top_B[:, None]), 0.0)
+    enough_B = settings.top_p * mass_BV.sum(-1)
+
+    def heavy_enough(threshold_B: jax.Array) -> jax.Array:
+        return jnp.where(scaled_BV >= threshold_B[:, None], mass_BV, 0.0).sum(-1) >= enough_B
+
+    by_mass_B = jnp.where(settings.top_p < 1, _largest_threshold(heavy_enough, scaled_BV), -jnp.inf)
+    by_share_B = jnp.where(settings.min_p > 0, top_B + jnp.log(settings.min_p), -jnp.inf)
+    threshold_B = jnp.minimum(jnp.maximum(jnp.maximum(by_count_B, by_mass_B), by_share_B), top_B)
+    return jnp.where(scaled_BV >= threshold_B[:, None], scaled_BV, -jnp.inf)
 
 
-@jax.jit
-def _pick(logits_V: jax.Array, temperature: jax.Array, key: jax.Array) -> jax.Array:
-    scaled = logits_V / jnp.maximum(temperature, 1e-6)
-    return jnp.where(temperature > 0, jax.random.categorical(key, scaled), jnp.argmax(logits_V))
+def _largest_threshold(is_low: Callable[[jax.Array], jax.Array], scaled_BV: jax.Array) -> jax.Array:
+    """The largest float32 threshold of each row that is still low enough, [B]; that of the smallest logit is.
+
+    Bisection over the floats in their order takes 32 passes, which is several times faster than sorting a vocabulary.
+    """
+
+    def body(_: jax.Array, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low_B, high_B = bounds
+        # The mean, rounded up, without overflow.
+        middle_B = (low_B >> 1) + (high_B >> 1) + ((low_B | high_B) & 1)
+        is_low_B = is_low(_from_order(middle_B))
+        return jnp.where(is_low_B, middle_B, low_B), jnp.where(is_low_B, high_B, middle_B - 1)
+
+    bounds = _to_order(scaled_BV.min(-1)), _to_order(scaled_BV.max(-1))
+    return _from_order(jax.lax.fori_loop(0, 32, body, bounds)[0])
 
 
-def _round_up(length: int) -> int:
-    return -(-length // _BLOCK) * _BLOCK
+def _to_order(x: jax.Array) -> jax.Array:
+    """float32 as int32 of the same order."""
+    bits = jax.lax.bitcast_convert_type(x, jnp.int32)
+    return jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+def _from_order(order: jax.Array) -> jax.Array:
+    return jax.lax.bitcast_convert_type(jnp.where(order < 0, order ^ 0x7FFFFFFF, order), jnp.float32)
+
+
+def _draw(logits_BV: jax.Array, keys_B: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Tokens by their softmax, int32 [B], and its log-normaliser [B]; the largest logit of a row is 0.
+
+    Gumbel's maximum (Gumbel 1954) chooses a block of the vocabulary by its mass and then a token within it: the same
+    distribution as over the vocabulary at once, with C + W random numbers a row in place of C W.
+    """
+    vocabulary = logits_BV.shape[1]
+    width = 1 << (max(vocabulary - 1, 1).bit_length() + 1) // 2
+    blocks = -(-vocabulary // width)
+    padding = ((0, 0), (0, blocks * width - vocabulary))
+    logits_BCW = jnp.pad(logits_BV, padding, constant_values=-np.inf).reshape(-1, blocks, width)
+    mass_BC = jnp.exp(logits_BCW).sum(-1)
+    noise = jax.vmap(lambda key: jax.random.gumbel(key, (blocks + width,), jnp.float32))(keys_B)
+    block_B = jnp.argmax(jnp.log(mass_BC) + noise[:, :blocks], -1).astype(jnp.int32)
+    logits_BW = jnp.take_along_axis(logits_BCW, block_B[:, None, None], axis=1)[:, 0]
+    offset_B = jnp.argmax(logits_BW + noise[:, blocks:], -1).astype(jnp.int32)
+    return block_B * width + offset_B, jnp.log(mass_BC.sum(-1))
+
+
+def _first(is_true_BV: jax.Array) -> jax.Array:
+    """The first true column of each row, int32 [B]; the last one where none is. Faster than `argmax` on CPU."""
+    number_V = jnp.arange(is_true_BV.shape[1], dtype=jnp.int32)
+    return jnp.where(is_true_BV, number_V[None], number_V[-1]).min(-1)

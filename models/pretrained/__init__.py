@@ -1,6 +1,7 @@
 """Models that others have trained, and back: Hugging Face folders, PEFT adapters, GGUF and llama2.c files."""
 
 from models.pretrained.load import (
+    base_of,
     fill_tree,
     load_pretrained,
     new_folder,
@@ -14,6 +15,7 @@ from models.pretrained.source import PretrainedError, WeightSource, fill
 __all__ = [
     "PretrainedError",
     "WeightSource",
+    "base_of",
     "fill",
     "fill_tree",
     "load_pretrained",

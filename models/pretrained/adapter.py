@@ -48,6 +48,9 @@ class AdapterFolder:
     Args:
         open_model: opens the model that the adapter names.
 
+    Attributes:
+        base: where that model is.
+
     Raises:
         PretrainedError: it is damaged, its model is not here, or it updates in another way than `LoraConfig` can say.
     """
@@ -57,6 +60,7 @@ class AdapterFolder:
         file = path / ADAPTER_CONFIG
         keys = Keys(file, read_json(file), {"lora_alpha": 8, "use_rslora": False})
         self._base = _base(keys, path, open_model)
+        self.base = self._base.path
         family, _ = config_keys(self._base.config, self._base.facts)
         names = _names(self._base.config, layouts(self._base.config, family, interleaved=True))
         self.config = replace(self._base.config, lora=_lora(keys, names))

@@ -23,6 +23,7 @@ from models.pretrained.source import Index, PretrainedError, WeightSource, fill
 from models.pretrained.tree import leaf_name, leaves_of, shapes_of
 
 __all__ = [
+    "base_of",
     "fill_tree",
     "load_pretrained",
     "new_folder",
@@ -54,6 +55,16 @@ def open_pretrained(path: str | Path) -> WeightSource:
         f"{path} {'is no model' if path.exists() else 'does not exist'}; give a Hugging Face folder, a .gguf file, or "
         "a .bin file of llama2.c"
     )
+
+
+def base_of(path: str | Path) -> Path:
+    """The model that an adapter updates; the path itself of anything else.
+
+    Raises:
+        PretrainedError: the adapter is damaged, or its model is not here.
+    """
+    path = Path(path)
+    return AdapterFolder(path, open_pretrained).base if (path / ADAPTER_CONFIG).is_file() else path
 
 
 _FILES: dict[str, Callable[[Path], WeightSource]] = {".gguf": GgufSource, ".bin": Llama2cSource}

@@ -1,146 +1,173 @@
-"""Decoding with a cache against the whole model run again for every token; and what reaches the reader."""
+"""`meshsys generate`: from runs and from models' files to text."""
 
 from __future__ import annotations
 
-import functools
+import io
+import json
+import sys
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from meshsys import generate as module
 from meshsys.checkpoint import Checkpoints
 from meshsys.cli import main
 from meshsys.config import Config, to_yaml
-from meshsys.generate import generate
+from meshsys.generate import Sampling, TextGenerator
+from meshsys.load_model import load_model
 from models import Decoder, ModelConfig
-from models.sampling import sample
-from tests.oracles.inputs import QUICK, random_parameters
+from models.generation import Generator, Request
+from tests.oracles.inputs import random_parameters
 
-VOCAB, PLACES, NEW = 40, 128, 6
-NO_STOP = -1
-
-
-@functools.cache
-def model(tied: bool):
-    config = ModelConfig(
-        layers=2, d_model=16, heads=4, kv_heads=2, d_ff=32, vocab_size=VOCAB, tie_embeddings=tied, dropout=0.5
-    )
-    decoder = Decoder(config)
-    # Around zero, so that the text does not settle on one token.
-    params = jax.tree.map(lambda leaf: 3 * leaf - 0.3, random_parameters(decoder))
-    return decoder, params, jax.jit(functools.partial(decoder.forward, params), compiler_options=QUICK)
+MODEL = ModelConfig(layers=2, d_model=16, heads=4, d_ff=32, vocab_size=264)
+CHAT = "{% for m in messages %}<{{ m.role[0] }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
 
 
-def prompt_of(length: int) -> np.ndarray:
-    return np.random.default_rng(length).integers(0, VOCAB, length).astype(np.int32)
-
-
-def naive(tied: bool, prompt: np.ndarray) -> list[int]:
-    """The likeliest token after the whole text so far, again and again; padding on the right changes nothing."""
-    _, _, forward = model(tied)
-    text = list(prompt)
-    for _ in range(NEW):
-        padded = np.zeros((1, PLACES), np.int32)
-        padded[0, : len(text)] = text
-        text.append(int(np.argmax(forward(padded, padded * 0 + (np.arange(PLACES) < len(text)))[0, len(text) - 1])))
-    return text[len(prompt) :]
-
-
-def tokens(tied: bool, prompt: np.ndarray, *, count: int = NEW, temperature: float = 0.0, seed: int = 0, stop=NO_STOP):
-    decoder, params, _ = model(tied)
-    key = jax.random.key(seed)
-    return list(sample(decoder, params, prompt, max_tokens=count, temperature=temperature, key=key, stop=stop))
-
-
-@pytest.mark.parametrize(("length", "tied"), [(1, False), (63, True), (64, False), (65, True)])
-def test_greedy_equals_the_naive_loop(length, tied):
-    """Prompts around the block that prompts and caches are padded to."""
-    prompt = prompt_of(length)
-    found = tokens(tied, prompt)
-    assert found == naive(tied, prompt)
-    assert len(set(found)) > 1  # or else the test would say little
-
-
-def test_stop_token_is_left_out():
-    whole = tokens(False, prompt_of(5))
-    stop = whole[3]
-    assert tokens(False, prompt_of(5), stop=stop) == whole[: whole.index(stop)]
-
-
-def test_temperature_is_deterministic_by_seed():
-    drawn = [tokens(False, prompt_of(5), count=20, temperature=3.0, seed=seed) for seed in (1, 1, 2)]
-    assert drawn[0] == drawn[1] != drawn[2]
-    assert all(0 <= token < VOCAB for token in drawn[0])
-
-
-def test_a_low_temperature_is_greedy():
-    assert tokens(False, prompt_of(5), temperature=1e-4) == tokens(False, prompt_of(5))
-
-
-# --- Runs -----------------------------------------------------------------------------------------------------------
+def spread(params):
+    """Around zero, so that the text does not settle on one byte."""
+    return jax.tree.map(lambda leaf: 2 * leaf - 0.2, params)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """What training leaves behind, as far as `generate` reads it."""
     folder = tmp_path_factory.mktemp("run")
-    model = ModelConfig(layers=2, d_model=16, heads=4, d_ff=32, vocab_size=264)
-    config = Config.model_validate({"run": {"name": "run"}, "model": vars(model)})
+    (folder / "chat.jinja").write_text(CHAT)
+    data = {"tokenizer": "bytes", "chat_template": str(folder / "chat.jinja")}
+    config = Config.model_validate({"run": {"name": "run"}, "model": vars(MODEL), "data": data})
     (folder / "config.yaml").write_text(to_yaml(config))
-    state = {"step": jnp.int32(3), "params": random_parameters(Decoder(model)), "opt_state": jnp.zeros((3,))}
+    state = {"step": jnp.int32(3), "params": spread(random_parameters(Decoder(MODEL))), "opt_state": jnp.zeros((3,))}
     checkpoints = Checkpoints(folder / "checkpoints", keep=1)
     checkpoints.save(3, state, {})
     checkpoints.close()
     return folder
 
 
-def test_generate_reads_a_run(run):
+@pytest.fixture(scope="module")
+def texts(run):
+    return TextGenerator(load_model(str(run)), 4)
+
+
+def wanted(text: str, **how) -> str:
+    """By the generator below, from the beginning of a text on."""
+    decoder = Decoder(MODEL)
+    generator = Generator(decoder, spread(random_parameters(decoder)), slots=1)
+    made = generator.generate([Request(prompt=[256, *text.encode()], stop_ids=(256,), **how)])[0]
+    return bytes(token for token in made.tokens if token < 256).decode(errors="replace")
+
+
+def streamed(texts: TextGenerator, prompts: list[str], every: int | None = None, **how) -> list[str]:
+    found = [""] * len(prompts)
+    for piece in texts.stream([texts.prompt(prompt) for prompt in prompts], Sampling(**how), every=every):
+        found[piece.prompt] += piece.text
+    return found
+
+
+def test_a_run_continues_texts(texts):
     """The prompt follows the beginning of a text, and the pieces are the text of the tokens."""
-    decoder = Decoder(ModelConfig(layers=2, d_model=16, heads=4, d_ff=32, vocab_size=264))
-    ids = np.array([256, *"Grüße".encode()], np.int32)
-    wanted = sample(
-        decoder, random_parameters(decoder), ids, max_tokens=9, temperature=0.0, key=jax.random.key(0), stop=256
-    )
-    text = bytes(token for token in wanted if token < 256).decode(errors="replace")
-    assert "".join(generate(run, "Grüße", max_tokens=9)) == text
+    assert streamed(texts, ["Grüße"], max_tokens=9) == [wanted("Grüße", max_tokens=9)]
 
 
-def test_generate_takes_the_seed(run):
-    texts = ["".join(generate(run, "", max_tokens=12, temperature=2.0, seed=seed)) for seed in (1, 2)]
-    assert texts[0] != texts[1]
+def test_settings_reach_the_generator(texts):
+    how = {"max_tokens": 9, "temperature": 1.5, "top_k": 50, "top_p": 0.9, "min_p": 0.001, "seed": 3}
+    found = streamed(texts, ["one", "two"], **how)
+    assert found == [wanted("one", **how), wanted("two", **how)]
+    assert found != streamed(texts, ["one", "two"], **(how | {"seed": 4}))
+    assert streamed(texts, ["one"] * 2, every=1, **how)[0] == found[0]
+
+
+def test_a_stop_string_ends_a_text(texts):
+    whole = streamed(texts, ["x"], max_tokens=30, temperature=1.0)[0]
+    stop = whole[5:7]
+    for every in (1, None):
+        found = streamed(texts, ["x", "y"], every=every, max_tokens=30, temperature=1.0, stops=(stop,))
+        assert found[0] == whole[: whole.index(stop)]
+
+
+# --- The command -----------------------------------------------------------------------------------------------------
 
 
 def test_command(run, capsys):
     assert main(["generate", str(run), "--prompt", "def", "--max-tokens", "5"]) == 0
-    assert capsys.readouterr().out.endswith("\n")
+    assert capsys.readouterr().out == wanted("def", max_tokens=5) + "\n"
 
 
-@pytest.mark.parametrize("text", ["", "plain", "Grüße, 5 €", "日本語", "a😀b", "😀"])
-def test_characters_are_not_torn(run, monkeypatch, text):
-    monkeypatch.setattr(module, "sample", lambda *args, **kwargs: iter(text.encode()))
-    pieces = list(generate(run, "", max_tokens=1))
-    assert "".join(pieces) == text
-    assert all("\N{REPLACEMENT CHARACTER}" not in piece for piece in pieces)
+def test_several_prompts(run, capsys, tmp_path):
+    """As arguments, as lines and as JSON; in their order."""
+    continuations = [wanted(prompt, max_tokens=5) for prompt in ("def", "class")]
+    command = ["generate", str(run), "--max-tokens", "5", "--batch", "2"]
+    assert main([*command, "--prompt", "def", "--prompt", "class"]) == 0
+    assert capsys.readouterr().out == f"> def\n{continuations[0]}\n\n> class\n{continuations[1]}\n\n"
+    (tmp_path / "p.txt").write_text("def\n\nclass\n")
+    (tmp_path / "p.jsonl").write_text('{"prompt": "def"}\n{"prompt": "class", "other": 1}\n')
+    for name in ("p.txt", "p.jsonl"):
+        assert main([*command, "--prompts", str(tmp_path / name), "--json"]) == 0
+        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [line["text"] for line in lines] == continuations
+        assert lines[1]["prompt"] == "class" and lines[1]["reason"] in ("length", "stop")
 
 
-@pytest.mark.parametrize(("raw", "wanted"), [(b"a\xe2\x82", "a\ufffd"), (b"\xe2\x82b", "\ufffdb"), (b"\xff", "\ufffd")])
-def test_bytes_that_are_no_text(run, monkeypatch, raw, wanted):
-    """They are shown as such, once it is certain that they will not become a character."""
-    monkeypatch.setattr(module, "sample", lambda *args, **kwargs: iter(raw))
-    assert "".join(generate(run, "", max_tokens=1)) == wanted
+def test_chat_keeps_the_history(run, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n\n  again \n/exit\nnever\n"))
+    assert main(["generate", str(run), "--chat", "--system", "be", "--max-tokens", "6"]) == 0
+    chat = TextGenerator(load_model(str(run)), 1)
+
+    def reply(text: str) -> str:
+        return "".join(piece.text for piece in chat.stream([chat.tokenizer.encode(text)], Sampling(max_tokens=6)))
+
+    first = reply("<s>be<u>hello<a>")
+    second = reply(f"<s>be<u>hello<a>{first}<u>again<a>")
+    assert capsys.readouterr().out == f"{first}\n{second}\n"
 
 
-def test_runs_that_cannot_be_read(run, tmp_path, capsys):
+def test_chat_ends_with_its_input(run, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert main(["generate", str(run), "--chat"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+# --- What cannot be --------------------------------------------------------------------------------------------------
+
+
+def test_models_that_cannot_be_read(run, tmp_path, capsys):
     assert main(["generate", str(tmp_path), "--prompt", "x"]) == 2
-    assert "it has no config.yaml" in one_line(capsys)
+    assert str(tmp_path) in one_line(capsys)
+    assert main(["generate", str(tmp_path / "absent"), "--prompt", "x"]) == 2
+    assert "absent does not exist" in one_line(capsys)
+    (tmp_path / "damaged.gguf").write_bytes(b"GGUF")
+    assert main(["generate", str(tmp_path / "damaged.gguf"), "--prompt", "x"]) == 2
+    assert "damaged.gguf" in one_line(capsys)
+    (tmp_path / "model.bin").write_bytes(b"")
+    assert main(["generate", str(tmp_path / "model.bin"), "--prompt", "x"]) == 2
+    assert "has no tokenizer in it; give --tokenizer" in one_line(capsys)
     (tmp_path / "config.yaml").write_text((run / "config.yaml").read_text())
     for _ in range(2):
         assert main(["generate", str(tmp_path), "--prompt", "x"]) == 2
         assert "has no checkpoint yet; train it first" in one_line(capsys)
         assert not (tmp_path / "checkpoints").exists() or not any((tmp_path / "checkpoints").iterdir())
         (tmp_path / "checkpoints").mkdir(exist_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "one of the arguments --prompt --prompts --chat is required"),
+        (["--prompt", "x", "--chat"], "not allowed with argument"),
+        (["--prompt", "x", "--system", "y"], "--system is for --chat"),
+        (["--chat", "--json"], "--json is for prompts"),
+        (["--chat", "--tokenizer", "bytes"], "the model has no chat template"),
+        (["--prompt", "x", "--top-p", "0"], "0 must be above 0"),
+        (["--prompt", "x", "--min-p", "2"], "2 must be at most 1"),
+        (["--prompts", "absent.txt"], "--prompts=absent.txt cannot be read"),
+        (["--prompts", "{tmp}/empty.txt"], "has no prompt; write one a line"),
+        (["--prompts", "{tmp}/bad.jsonl"], 'prompt 2 is not as in {"prompt": "some text"}'),
+    ],
+)
+def test_arguments_that_cannot_be(run, tmp_path, capsys, arguments, message):
+    (tmp_path / "empty.txt").write_text("\n")
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "x"}\n{"prompt": 3}\n')
+    assert main(["generate", str(run), *(word.replace("{tmp}", str(tmp_path)) for word in arguments)]) == 2
+    assert message in one_line(capsys)
 
 
 def one_line(capsys) -> str:
