@@ -127,7 +127,6 @@ def test_gsm8k_is_read(shared: Path):
 
 
 def test_score():
-    pytest.importorskip("models.generation")
     from meshsys.evaluation.questions import score
 
     questions = [Question("a", "1"), Question("b", "2")]
@@ -143,7 +142,6 @@ def test_score():
 
 def test_answers_do_not_depend_on_the_batch(shared: Path):
     """Nor on how many questions follow."""
-    pytest.importorskip("models.generation")
     from meshsys.evaluation.questions import ask
 
     folder = shared / "fixtures/stories260k"
