@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from meshsys.inputs import abstract_batch, abstract_layer, abstract_params
 from meshsys.working_set import working_set
 from models import Decoder, ModelConfig
+from models.attention import on_platform
 from models.parameters import trains
 from schedules.actions import Kind
 from schedules.backward import SplitBlock
@@ -53,7 +54,8 @@ def cut_blocks(
     decoder = Decoder(model)
     params, key = abstract_params(decoder), jax.eval_shape(jax.random.key, 0)
     layer, batch = abstract_layer(decoder, params, parts), abstract_batch(sequences, length)
-    return split_model(pipeline_model(decoder), layer, params["shared"], batch, key, remat, apart=apart)
+    with on_platform("cpu"):  # a plan is made before JAX starts, and kernels keep what their like keeps on CPU
+        return split_model(pipeline_model(decoder), layer, params["shared"], batch, key, remat, apart=apart)
 
 
 def tensor_parts(shape: tuple[int, ...], model: ModelConfig, tensor: int) -> int:

@@ -86,12 +86,12 @@ def _export(args: argparse.Namespace) -> None:
         if args.adapter:
             base = str(Path(config.model.pretrained).expanduser().absolute()) if config.model.pretrained else ""
             save_adapter(model, params, out, base=base, facts=facts)
+            print(f"{args.out}: the updates alone, of {base or 'a model that adapter_config.json has to name'}")
         else:
             save_pretrained(model, params, out, facts=facts)
-        files = [] if args.adapter else _save_tokenizer(tokenizer, out)
+            _say(args.out, _save_tokenizer(tokenizer, out))
     except PretrainedError as error:
         raise ConfigError(str(error)) from None
-    _say(args.out, files)
 
 
 def _facts(tokenizer: Tokenizer, length: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from models.attention import Mask, causal_mask, zigzag_order
+from models.attention import Mask, causal_mask, on_platform, zigzag_order
 from models.config import ModelConfig
 from models.dropout import Noise
 from models.kv_cache import LayerCache
@@ -392,7 +392,8 @@ class Decoder:
         x = jnp.zeros((1, 1, self.config.d_model), jnp.dtype(self.config.dtype))
         seen = Seen(context.mask, context.rotary if any(self.config.rotary) else None)
         module = _Layer(self.config, kind)
-        return module.init(jax.random.fold_in(key, number), x, seen, None, batch)["params"]
+        with on_platform("cpu"):  # parameters are the same on any, and JAX need not start for their shapes
+            return module.init(jax.random.fold_in(key, number), x, seen, None, batch)["params"]
 
     def hidden(self, params: PyTree, context: Context) -> tuple[jax.Array, jax.Array]:
         """The residual stream after the last layer, [B, S, D], and the sum of the routers' losses."""

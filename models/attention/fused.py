@@ -13,6 +13,9 @@ Shapes: B batch, S queries, T keys, N query heads, K key-value heads, H dimensio
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -23,13 +26,28 @@ from models.attention.heads import can_divide, over_heads
 from models.attention.masks import Mask, visible
 from models.attention.scores import Scores
 
-__all__ = ["attend_fused", "by_cudnn", "by_splash", "can_fuse", "platform"]
+__all__ = ["attend_fused", "by_cudnn", "by_splash", "can_fuse", "on_platform", "platform"]
 
 _LANES = 128
 
 
+_assumed: ContextVar[str | None] = ContextVar("platform of what is traced", default=None)
+
+
+@contextmanager
+def on_platform(name: str) -> Iterator[None]:
+    """What is traced within is for this platform; JAX's backend is not asked, and so not started."""
+    token = _assumed.set(name)
+    try:
+        yield
+    finally:
+        _assumed.reset(token)
+
+
 def platform() -> str:
-    """What the program is for: the platform of the mesh that is bound around, or JAX's own."""
+    """What the program is for: as `on_platform` has it, the platform of the mesh that is bound around, or JAX's own."""
+    if (assumed := _assumed.get()) is not None:
+        return assumed
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform
 
