@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from models.decoder import Batch, Decoder
-from models.kv_cache import KvCache
+from models.kv_cache import KvCache, LayerCache
 from models.products import matrix_of, rows_of
 
 __all__ = ["DecodingForm", "extend"]
@@ -53,15 +53,13 @@ class DecodingForm:
         }
         return self._stored(own, {name: self._matrices["layers"][name] for name in own})
 
-    def read(self, form: PyTree) -> PyTree:
-        """From `{"shared": ..., "layers": (...)}` the same as the decoder takes it; costs nothing within a program."""
+    def read_shared(self, shared: PyTree) -> PyTree:
+        """Embedding and head as the decoder takes them, from their form; free of cost in a product."""
+        return _read(shared, self._matrices["shared"])
 
-        def read(tree: PyTree, matrices: PyTree) -> PyTree:
-            return jax.tree.map(lambda leaf, matrix: matrix.read(leaf), tree, matrices)
-
-        of_layers = self._matrices["layers"]
-        layers = tuple(read(layer, {name: of_layers[name] for name in layer}) for layer in form["layers"])
-        return {"shared": read(form["shared"], self._matrices["shared"]), "layers": layers}
+    def read_layer(self, layer: PyTree) -> PyTree:
+        """The same of a layer."""
+        return _read(layer, {name: self._matrices["layers"][name] for name in layer})
 
     def _stored(self, tree: PyTree, matrices: PyTree) -> PyTree:
         return jax.tree.map(lambda leaf, matrix: matrix.stored(leaf), self.decoder.cast(tree), matrices)
@@ -81,6 +79,10 @@ class _Matrix:
         return matrix_of(leaf, self.shape) if self.inputs else leaf
 
 
+def _read(tree: PyTree, matrices: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf, matrix: matrix.read(leaf), tree, matrices)
+
+
 def _inputs(names: tuple[str, ...]) -> int:
     """How many dimensions of a parameter with these axes are inputs of a `product`; 0 if it is in none."""
     if names[0] == "vocab" or {"expert", "router"} & set(names):
@@ -94,19 +96,19 @@ def _is_names(leaf: Any) -> bool:
 
 
 def extend(
-    decoder: Decoder, params: PyTree, cache: KvCache, tokens_BS: jax.Array, count_B: jax.Array
+    form: DecodingForm, params: PyTree, cache: KvCache, tokens_BS: jax.Array, count_B: jax.Array
 ) -> tuple[jax.Array, KvCache]:
     """Runs the layers over new tokens, which go into the cache's next S columns; these must not reach beyond the last.
 
     Args:
-        params: `DecodingForm.read`.
+        params: in the form, `{"shared": ..., "layers": (...)}`.
         tokens_BS: int32, padded on the left. Only a row without earlier tokens may have fewer than S and go on later.
         count_B: int32, how many of them each row has.
 
     Returns:
         The residual stream after the last layer [B, S, D], and the cache.
     """
-    rows, new = tokens_BS.shape
+    decoder, (rows, new) = form.decoder, tokens_BS.shape
     start, length_B = cache.column, cache.length_B + count_B
     cache = cache._replace(column=(start + new) % cache.places, length_B=length_B)
     number_S = jnp.arange(new, dtype=jnp.int32)
@@ -115,12 +117,16 @@ def extend(
     weights, sequence = jnp.zeros((rows, new), jnp.float32), jnp.zeros((rows,), jnp.int32)
     batch = Batch(tokens_BS, tokens_BS, jnp.maximum(place_BS, 0), segment_BS, weights, sequence)
     context = decoder.prepare(batch)._replace(mask=cache.mask(place_BS, segment_BS))
-    x_BSD = decoder.embed(params["shared"], context)
-    run = jax.jit(decoder.layer_with_cache)  # traced once for all layers of a kind
+
+    @jax.jit  # traced once for all layers of a kind
+    def run(layer: PyTree, x_BSD: jax.Array, part: LayerCache, number: jax.Array) -> tuple[jax.Array, LayerCache]:
+        return decoder.layer_with_cache(form.read_layer(layer), x_BSD, context, part, number)
+
+    x_BSD = decoder.embed(form.read_shared(params["shared"]), context)
     keys, values = [], []
     for number, layer in enumerate(params["layers"]):
         part = cache.layer(number)._replace(column=start)
-        x_BSD, part = run(layer, x_BSD, context, part, jnp.asarray(number, jnp.int32))
+        x_BSD, part = run(layer, x_BSD, part, jnp.asarray(number, jnp.int32))
         keys.append(part.keys_BKTH)
         values.append(part.values_BKTV)
     return x_BSD, cache._replace(keys=tuple(keys), values=tuple(values))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -112,19 +113,13 @@ class Generator:
     def admit(self, slots: Slots, new: Arrival) -> Slots:
         """See `models.slots.admit`; takes the slots over."""
 
-        def program(form: PyTree, slots: Slots, new: Arrival) -> Slots:
-            return admit(self.decoder, self._form.read(form), slots, new)
-
-        return self._run("admit", program, self._params, slots, new, donated=(1,), placed=True)
+        return self._run("admit", partial(admit, self._form), self._params, slots, new, donated=(1,), placed=True)
 
     def decode(self, slots: Slots, steps: int, cancelled_B: np.ndarray) -> tuple[Slots, Chunk]:
         """See `models.slots.decode`; takes the slots over."""
 
-        def program(form: PyTree, slots: Slots, steps: jax.Array, cancelled_B: jax.Array) -> tuple[Slots, Chunk]:
-            return decode(self.decoder, self._form.read(form), slots, steps, cancelled_B, chunk=self.chunk)
-
-        args = self._params, slots, np.int32(steps), cancelled_B
-        return self._run("decode", program, *args, donated=(1,), placed=True)
+        program, args = partial(decode, self._form, chunk=self.chunk), (slots, np.int32(steps), cancelled_B)
+        return self._run("decode", program, self._params, *args, donated=(1,), placed=True)
 
     def _run(
         self, name: Any, program: Callable[..., Any], *args: Any, donated: tuple[int, ...] = (), placed: bool = False

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from models.decoder import Decoder
-from models.decoding import extend
+from models.decoding import DecodingForm, extend
 from models.kv_cache import KvCache, empty_cache
 from models.requests import Request
 from models.sampling import Settings, sample
@@ -125,15 +125,15 @@ def arrival(
     return new
 
 
-def admit(decoder: Decoder, params: PyTree, slots: Slots, new: Arrival) -> Slots:
+def admit(form: DecodingForm, params: PyTree, slots: Slots, new: Arrival) -> Slots:
     """Puts sequences into slots.
 
     Args:
-        params: `DecodingForm.read`.
+        params: in the form.
     """
     prompts, padded = new.tokens_RP.shape
-    fresh = empty_cache(decoder.config, prompts, padded)
-    _, fresh = extend(decoder, params, fresh, new.tokens_RP, new.count_R)
+    fresh = empty_cache(form.decoder.config, prompts, padded)
+    _, fresh = extend(form, params, fresh, new.tokens_RP, new.count_R)
     cache, is_new_B, row_B = slots.cache, new.source_B >= 0, jnp.maximum(new.source_B, 0)
 
     def merged(old_BKTH: jax.Array, new_RKPH: jax.Array) -> jax.Array:
@@ -157,12 +157,12 @@ def admit(decoder: Decoder, params: PyTree, slots: Slots, new: Arrival) -> Slots
 
 
 def decode(
-    decoder: Decoder, params: PyTree, slots: Slots, steps: jax.Array, cancelled_B: jax.Array, *, chunk: int
+    form: DecodingForm, params: PyTree, slots: Slots, steps: jax.Array, cancelled_B: jax.Array, *, chunk: int
 ) -> tuple[Slots, Chunk]:
     """Generates up to `steps` tokens of each sequence, fewer if all end.
 
     Args:
-        params: `DecodingForm.read`.
+        params: in the form.
         steps: int32, at most `chunk`.
         cancelled_B: sequences that end here.
     """
@@ -179,9 +179,10 @@ def decode(
         step, slots, made = carry
         is_active_B = slots.remaining_B > 0
         one_B = is_active_B.astype(jnp.int32)
-        x_B1D, cache = extend(decoder, params, slots.cache, slots.token_B[:, None], one_B)
+        x_B1D, cache = extend(form, params, slots.cache, slots.token_B[:, None], one_B)
         keys_B = jax.vmap(jax.random.fold_in)(slots.keys_B, cache.length_B)
-        token_B, log_prob_B = sample(decoder.logits(params["shared"], x_B1D)[:, 0], slots.settings, keys_B)
+        logits_BV = form.decoder.logits(form.read_shared(params["shared"]), x_B1D)[:, 0]
+        token_B, log_prob_B = sample(logits_BV, slots.settings, keys_B)
         has_ended_B = jnp.any(token_B[:, None] == slots.stop_BX, -1)
         made = made._replace(
             tokens_BC=jax.lax.dynamic_update_index_in_dim(made.tokens_BC, token_B, step, 1),

@@ -64,7 +64,7 @@ moe       1f1b               2x1x1x1x2x2  1  2       none
 capacity  zb_h1              2x1x1x1x2x2  2  3       none
 mixed     1f1b               4x1x1x2x1x1  6  4       full
 mixed     v_half             2x1x1x1x2x1  4  7       full
-deepseek  zbv                2x1x2x1x2x1  4  4       none
+deepseek  zbv                2x1x2x1x2x1  3  4       none
 deepseek  1f1b               1x1x1x1x1x4  1  2       full
 lora      zb_h1              2x1x1x2x1x1  3  3       full
 gemma     1f1b               1x1x1x1x1x8  1  2       none

@@ -104,9 +104,9 @@ def test_logits_equal_the_whole_model(name, first):
                 for number in range(decoder.config.layers)
                 if (own := {n: at.index(number) for n, at in decoder.holders.items() if number in at})
             ]
-            read = form.read({"shared": form.shared(params["shared"]), "layers": tuple(layers)})
-            x, cache = extend(decoder, read, cache, tokens, count)
-            return decoder.logits(read["shared"], x), cache
+            shared = form.shared(params["shared"])
+            x, cache = extend(form, {"shared": shared, "layers": tuple(layers)}, cache, tokens, count)
+            return decoder.logits(form.read_shared(shared), x), cache
 
     block = np.full((len(prompts), 10), 7, np.int32)
     for row, length in enumerate(prompts):
