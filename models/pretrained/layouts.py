@@ -67,6 +67,11 @@ class Layout:
                 place = (*index[:-1], slice(first - start, end - start))
                 yield part[place], out[..., first - last.start : end - last.start]
 
+    def read(self, tensor: np.ndarray, shape: tuple[int, ...], index: Index, out: np.ndarray) -> None:
+        """Writes a part of the parameter to `out`; arguments are those of `parts`."""
+        for part, target in self.parts(tensor, shape, index, out):
+            target[...] = part
+
     def written(self, leaf: np.ndarray) -> np.ndarray:
         """The tensor of a parameter."""
         if self.interleaved:

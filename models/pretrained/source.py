@@ -25,6 +25,9 @@ __all__ = ["Index", "PretrainedError", "WeightSource", "fill"]
 Index = tuple[slice, ...]
 """A part of a parameter without its layer axes: one slice a dimension, with a start, a stop and no step."""
 
+Bounds = tuple[tuple[int, int], ...]
+"""The same of a parameter with its layer axes, as starts and stops: dicts take slices as keys from Python 3.12 on."""
+
 
 class PretrainedError(ValueError):
     """A file that cannot be used; one line that names the file, what in it, and the way out."""
@@ -83,42 +86,57 @@ def fill(
             [P, V, J] of the training form; -1 gives zeros. None for a parameter that no layer has.
     """
     assert shape.sharding is not None
-    holders: dict[tuple[tuple[int, int], ...], list[jax.Device]] = {}
+    holders: dict[Bounds, list[jax.Device]] = {}
     for device, index in shape.sharding.addressable_devices_indices_map(shape.shape).items():
         holders.setdefault(_bounds(index, shape.shape), []).append(device)
-
-    def shards(bounds: tuple[tuple[int, int], ...]) -> list[jax.Array]:
-        shard = _shard(source, leaf, tuple(slice(*ends) for ends in bounds), shape.dtype, layers)
-        return [jax.device_put(shard, device) for device in holders[bounds]]  # replicas are read once
-
-    with ThreadPoolExecutor(min(_AT_ONCE, os.cpu_count() or 1, len(holders))) as pool:
-        found = [shard for some in pool.map(shards, holders) for shard in some]
+    found: list[jax.Array] = []
+    different = list(holders)  # replicas are read once
+    for start in range(0, len(different), _AT_ONCE):
+        some = different[start : start + _AT_ONCE]
+        shards = _shards(source, leaf, some, np.dtype(shape.dtype), layers)
+        for bounds, shard in zip(some, shards, strict=True):
+            found += [jax.device_put(shard, device) for device in holders[bounds]]
     return jax.make_array_from_single_device_arrays(shape.shape, shape.sharding, found)
 
 
-_AT_ONCE = 4  # shards that are read
+_AT_ONCE = 4  # shards on the host
 
 
-def _shard(source: WeightSource, leaf: str, index: Index, dtype: Any, layers: np.ndarray | None) -> np.ndarray:
-    out = _memory([part.stop - part.start for part in index], np.dtype(dtype))
-    if layers is None:
-        source.read(leaf, None, index, out)
-        return out
-    here = layers[index[: layers.ndim]]
-    for place in np.ndindex(here.shape):
-        if (number := int(here[place])) >= 0:
-            source.read(leaf, number, index[layers.ndim :], out[*place, ...])
-    return out
+def _shards(
+    source: WeightSource, leaf: str, places: list[Bounds], dtype: np.dtype, layers: np.ndarray | None
+) -> list[np.ndarray]:
+    """The parts of a parameter at some places; they are read together, layer by layer, by several threads."""
+    shards = [_memory([stop - start for start, stop in bounds], dtype) for bounds in places]
+    jobs: list[tuple[int, np.ndarray, Index]] = []
+    for bounds, shard in zip(places, shards, strict=True):
+        index = tuple(slice(*ends) for ends in bounds)
+        if layers is None:
+            jobs.append((0, shard, index))
+            continue
+        here = layers[index[: layers.ndim]]
+        jobs += [
+            (int(here[place]), shard[*place, ...], index[layers.ndim :])
+            for place in np.ndindex(here.shape)
+            if here[place] >= 0
+        ]
+    jobs.sort(key=lambda job: job[0])  # what parts of a layer have in common is read once
+
+    def read(job: tuple[int, np.ndarray, Index]) -> None:
+        number, out, index = job
+        source.read(leaf, None if layers is None else number, index, out)
+
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        list(pool.map(read, jobs))
+    return shards
 
 
 def _memory(shape: list[int], dtype: np.dtype) -> np.ndarray:
     """An array of zeros in pages of its own, which a CPU device takes over as they are, where it would copy others."""
     size = math.prod(shape) * dtype.itemsize
-    pages = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_POPULATE", 0))
+    pages = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return np.frombuffer(pages, np.uint8, size).view(dtype).reshape(shape)
 
 
-def _bounds(index: tuple[slice, ...] | None, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """Start and stop in each dimension; slices themselves cannot be told apart by a dict before Python 3.12."""
+def _bounds(index: tuple[slice, ...] | None, shape: tuple[int, ...]) -> Bounds:
     whole = index or (slice(None),) * len(shape)
     return tuple(part.indices(size)[:2] for part, size in zip(whole, shape, strict=True))

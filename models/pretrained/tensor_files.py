@@ -12,10 +12,11 @@ import math
 import mmap
 import os
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import ml_dtypes
@@ -39,28 +40,33 @@ _SIZES |= {"I64": 8, "U64": 8} | {name: dtype.itemsize for name, dtype in _DTYPE
 
 
 class _MappedFile:
-    """A file's map: what is used of it is read, page by page, or many pages at a time where the system can."""
+    """A file's map, of which the process holds what was used of late."""
 
     def __init__(self, path: Path):
         with path.open("rb") as file:
             self.bytes = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         self._begin = np.frombuffer(self.bytes, np.uint8, 1).ctypes.data
+        self._used: deque[tuple[int, int]] = deque()
+        self._held = 0
+        self._lock = Lock()
 
-    def read(self, part: np.ndarray) -> None:
-        """Reads the pages between the first and the last byte of a view, which takes half as long as one by one."""
-        self._advise(part, 22)  # MADV_POPULATE_READ of Linux 5.14, which has no name in Python
-
-    def let_go(self, part: np.ndarray) -> None:
-        """Takes the pages of a view out of the process."""
-        self._advise(part, 4)  # MADV_DONTNEED
-
-    def _advise(self, part: np.ndarray, advice: int) -> None:
-        if sys.platform != "linux":
-            return
+    def used(self, part: np.ndarray) -> None:
+        """Takes note that a view was read, and lets go of the pages of those before it."""
         first, end = np.lib.array_utils.byte_bounds(part)
         start = (first - self._begin) // mmap.PAGESIZE * mmap.PAGESIZE
-        with suppress(OSError):  # an older Linux
-            self.bytes.madvise(advice, start, end - self._begin - start)
+        with self._lock:
+            self._used.append((start, end - self._begin - start))
+            self._held += end - self._begin - start
+            while self._held > _MOST_HELD:
+                self._let_go(*self._used.popleft())
+
+    def _let_go(self, start: int, length: int) -> None:
+        self._held -= length
+        if sys.platform == "linux":
+            self.bytes.madvise(mmap.MADV_DONTNEED, start, length)
+
+
+_MOST_HELD = 32 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -91,15 +97,14 @@ class StoredTensor:
         return np.frombuffer(self.mapped.bytes, _DTYPES[self.dtype], count, self.offset).reshape(self.shape)
 
     def copy(self, part: np.ndarray, out: np.ndarray) -> None:
-        """`out[...] = part` for a part of `view`, which then takes no more memory.
+        """`out[...] = part` for a part of `view`.
 
         Small blocks, which a cache holds, are transposed twice as fast.
         """
         for pages, target in _blocks(part, out, _READ_AT_ONCE):
-            self.mapped.read(pages)
             for block, place in _blocks(pages, target, _COPIED_AT_ONCE):
                 place[...] = block
-            self.mapped.let_go(pages)
+            self.mapped.used(pages)
 
 
 _READ_AT_ONCE, _COPIED_AT_ONCE = 4 << 20, 256 << 10  # bytes
