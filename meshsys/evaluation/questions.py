@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from models.generation import Generator, Request
 
 from meshsys.evaluation.answers import last_number, marked_answer, pass_at_k, same_answer
 from meshsys.evaluation.results import Metric, mean
 from meshsys.evaluation.tasks import Question
 from meshsys.load_model import LoadedModel
+from models.generation import Generator, Request
 
 __all__ = ["ask", "score"]
 
