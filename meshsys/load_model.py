@@ -54,7 +54,10 @@ def load_model(path: str, *, tokenizer: str | None = None) -> LoadedModel:
 
 def _load_run(run: Path, tokenizer: str | None) -> LoadedModel:
     config = load_config(run / "config.yaml")
-    own = load_tokenizer(tokenizer or config.data.tokenizer or "bytes", chat_template=config.data.chat_template)
+    if tokenizer is None:
+        own = load_tokenizer(config.data.tokenizer or "bytes", chat_template=config.data.chat_template)
+    else:
+        own = load_tokenizer(tokenizer, "--tokenizer")
     trained = dataclasses.replace(config.model, vocab_size=config.model.vocab_size or own.vocab_size)
     params = restore_params(run / "checkpoints", jax.eval_shape(Decoder(trained).init, jax.random.key(0)))
     model, params = merge(trained, params)

@@ -55,7 +55,7 @@ def fails(capsys, *argv: str) -> str:
         (SIMULATE + ["--costs", "F"], "or times as in F=1,I=1,W=1"),
         (SIMULATE + ["--costs", "."], "--costs=. cannot be read: Is a directory"),
         (SIMULATE + ["--timing", "lockstop"], "did you mean lockstep?"),
-        (["generate", "nowhere", "--prompt", "x"], "the run nowhere does not exist"),
+        (["generate", "nowhere", "--prompt", "x"], "the model nowhere does not exist"),
         (["generate", "nowhere"], "--prompt"),
         (["generate", "nowhere", "--prompt", "x", "--temperature", "-1"], "--temperature: -1 must be a number"),
         (["generate", "nowhere", "--prompt", "x", "--temperature", "nan"], "--temperature: nan must be a number"),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from models import Batch, Decoder, ModelConfig, count_parameters
+from models.kv_cache import LayerCache
 from tests.oracles import numpy_decoder
 from tests.oracles.inputs import QUICK, random_batch, random_parameters
 
@@ -158,7 +159,8 @@ def test_a_cache_gives_the_same_hidden_states():
     context = decoder.prepare(batch)
     want, _ = jax.jit(decoder.layer)(params, x, context, jnp.int32(0))
     step = jax.jit(decoder.layer_with_cache)
-    keys = values = jnp.zeros((1, S, BASE.num_kv_heads, BASE.size_of_head))
+    empty = jnp.zeros((1, BASE.num_kv_heads, S, BASE.size_of_head))
+    cache = LayerCache(empty, empty, jnp.int32(0))
     parts = []
     for start, end in [(0, 4), (4, 5), (5, 6), (6, 7)]:
         mask = context.mask
@@ -168,7 +170,8 @@ def test_a_cache_gives_the_same_hidden_states():
                 query_place_BS=mask.query_place_BS[:, start:end], query_segment_BS=mask.query_segment_BS[:, start:end]
             ),
         )
-        y, (keys, values) = step(params, x[:, start:end], part, (keys, values, start), jnp.int32(0))
+        cache = cache._replace(column=jnp.int32(start))
+        y, cache = step(params, x[:, start:end], part, cache, jnp.int32(0))
         parts.append(y)
     np.testing.assert_allclose(jnp.concatenate(parts, axis=1), want, rtol=1e-5, atol=1e-6)
 
