@@ -16,7 +16,7 @@ from meshsys.data import Tokenizer, load_tokenizer
 from meshsys.errors import ConfigError
 from models import Decoder, PretrainedError, load_pretrained
 from models.lora import merge
-from models.pretrained import base_of
+from models.pretrained import base_of, open_pretrained
 
 __all__ = ["LoadedModel", "load_model"]
 
@@ -68,6 +68,8 @@ def _load_run(run: Path, tokenizer: str | None) -> LoadedModel:
 
 
 def _load_pretrained(path: str, tokenizer: str | None) -> LoadedModel:
+    if (empty := Path("runs", path)).is_dir() and not Path(path).exists():
+        raise ConfigError(f"{empty} is not a run: it has no config.yaml; give a folder that `meshsys train` wrote")
     if not Path(path).exists():
         near = difflib.get_close_matches(path, [folder.name for folder in Path("runs").glob("*/")], 1)
         hint = f"did you mean {Path('runs', near[0])}?" if near else "give a run, a Hugging Face folder or a .gguf file"
@@ -75,6 +77,7 @@ def _load_pretrained(path: str, tokenizer: str | None) -> LoadedModel:
     if path.endswith(".bin") and tokenizer is None:
         raise ConfigError(f"{path} has no tokenizer in it; give --tokenizer its tokenizer.bin, say")
     try:
+        open_pretrained(path)  # what is no model is not asked for its tokenizer
         own = load_tokenizer(tokenizer or str(base_of(path)), "--tokenizer" if tokenizer else "PATH")
         config, params = merge(*load_pretrained(path))
     except PretrainedError as error:

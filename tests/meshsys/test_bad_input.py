@@ -637,7 +637,7 @@ def test_schedule_show_of_a_bad_csv(refused, capsys, held, wanted):
         (["--seed", "-1"], "--seed: -1 must be an integer of at least 0; "),
         (["--seed", "9" * 12], "--seed: 999999999999 must be at most 2147483647; "),
         (["--prompt", "\udcff"], "--prompt: '\\udcff' is not valid Unicode; write it in UTF-8"),
-        ([], "good.yaml does not exist; give a folder that `meshsys train` wrote"),
+        ([], "good.yaml is no model; give a Hugging Face folder, a .gguf file, or a .bin file of llama2.c"),
     ],
 )
 def test_generate(refused, argv, wanted):
