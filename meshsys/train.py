@@ -30,7 +30,8 @@ from meshsys.progress import TrainProgress
 from meshsys.report import write_report
 from meshsys.searched import RECORD
 from meshsys.signals import StopSignals, stop_signals
-from meshsys.step import State, Step
+from meshsys.state import State
+from meshsys.step import Step
 
 __all__ = ["train"]
 

@@ -13,7 +13,7 @@ Shapes: B batch, S sequence, T keys, D d_model, V vocabulary, L layers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import groupby
@@ -33,6 +33,7 @@ from models.parallel import WHOLE, ManualAxes
 from models.parameters import parameter
 from models.products import product
 from models.rotary import Rotary, rotary_table
+from models.sampling import SOFTMAX, Sampling, log_probs
 
 __all__ = [
     "SAVEABLE_NAMES",
@@ -278,9 +279,13 @@ class Decoder:
 
     def head(self, shared: PyTree, x_BSD: jax.Array, context: Context) -> jax.Array:
         """Sum over the tokens of weight times negative log-likelihood, a float32 scalar."""
-        logits_BSV = self.logits(shared, x_BSD)
-        picked_BS = jnp.take_along_axis(logits_BSV, context.batch.targets[..., None], axis=-1)[..., 0]
-        return jnp.sum((jax.nn.logsumexp(logits_BSV, axis=-1) - picked_BS) * context.batch.weights)
+        return jnp.sum(-self.log_probs(shared, x_BSD, context) * context.batch.weights)
+
+    def log_probs(
+        self, shared: PyTree, x_BSD: jax.Array, context: Context, sampling: Sampling = SOFTMAX
+    ) -> jax.Array:
+        """The targets' log-probabilities, float32 [B, S], under the distributions that `sampling` draws from."""
+        return log_probs(self.logits(shared, x_BSD), context.batch.targets, sampling)
 
     def _module(self, params: PyTree) -> _Layer:
         return self._layers["moe" if "moe" in params else "dense"]
@@ -314,10 +319,18 @@ class Decoder:
     def head_part(
         self, shared: PyTree, x_BSD: jax.Array, context: Context, scale: jax.Array, part: Any
     ) -> tuple[jax.Array, jax.Array, PyTree]:
-        """The whole sum of `head`, and this part's share of the gradients of `scale` times it.
+        """The whole sum of `head`, and this part's share of the gradients of `scale` times it."""
+        log_probs_BS, backward = self.log_probs_part(shared, x_BSD, context, part)
+        weights = context.batch.weights
+        return jnp.sum(-log_probs_BS * weights), *backward(-scale * weights)
+
+    def log_probs_part(
+        self, shared: PyTree, x_BSD: jax.Array, context: Context, part: Any
+    ) -> tuple[jax.Array, Callable[[jax.Array], tuple[jax.Array, PyTree]]]:
+        """The whole of `log_probs`, and from a gradient by it this part's share of those of the stream and of `shared`.
 
         The parts exchange each token's largest logit, the sum of exponentials, and the target's logit; no gradient
-        is taken through that, as the loss's gradient by the logits has a closed form.
+        is taken through that, as a log-probability's gradient by the logits has a closed form.
         """
         config, local_BS = self._local(context.batch.targets, part)
         unused = {} if config.tie_embeddings else {"embed": jax.tree.map(lambda _: None, shared["embed"])}
@@ -327,15 +340,18 @@ class Decoder:
             return _apply(_Head(config), shared["head"], x_BSD, table)
 
         used = {name: value for name, value in shared.items() if name not in unused}
-        logits_BSV, backward = jax.vjp(logits, used, x_BSD)
+        logits_BSV, pull = jax.vjp(logits, used, x_BSD)
         top_BS = part.max(logits_BSV.max(-1))
         norm_BS = top_BS + jnp.log(part.sum(jnp.exp(logits_BSV - top_BS[..., None]).sum(-1)))
         target_BSV = jax.nn.one_hot(local_BS, config.vocab_size, dtype=jnp.float32)  # zero for another part's target
         picked_BS = part.sum((target_BSV * logits_BSV).sum(-1))
-        loss = jnp.sum((norm_BS - picked_BS) * context.batch.weights)
-        d_logits_BSV = jnp.exp(logits_BSV - norm_BS[..., None]) - target_BSV
-        grads, dx_BSD = backward(d_logits_BSV * (scale * context.batch.weights)[..., None])
-        return loss, dx_BSD, unused | grads
+
+        def backward(d_log_probs_BS: jax.Array) -> tuple[jax.Array, PyTree]:
+            by_logits_BSV = target_BSV - jnp.exp(logits_BSV - norm_BS[..., None])
+            grads, dx_BSD = pull(by_logits_BSV * d_log_probs_BS[..., None])
+            return dx_BSD, unused | grads
+
+        return picked_BS - norm_BS, backward
 
     def _local(self, tokens_BS: jax.Array, part: Any) -> tuple[ModelConfig, jax.Array]:
         """The configuration of a part, and where tokens are in it."""

@@ -4,19 +4,20 @@ The order is Hugging Face's: temperature, top-k, top-p within what top-k left, m
 is at least some threshold, so they are three searches for a threshold; tokens that tie with the last one that is kept
 are kept too, where sorting would choose among them by their order.
 
-Shapes: B rows, V vocabulary, C blocks of W neighbours in the vocabulary.
+Shapes: B rows, S places, R = B S, V vocabulary, C blocks of W neighbours in the vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["Settings", "sample", "truncate"]
+__all__ = ["SOFTMAX", "Sampling", "Settings", "log_probs", "sample", "truncate"]
 
 
 class Settings(NamedTuple):
@@ -58,6 +59,54 @@ def sample(logits_BV: jax.Array, settings: Settings, keys_B: jax.Array) -> tuple
     drawn_B, norm_B = _draw(kept_BV, keys_B)
     token_B = jnp.where(greedy_B, likeliest_B, drawn_B)
     return token_B, jnp.take_along_axis(kept_BV, token_B[:, None], axis=1)[:, 0] - norm_B
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How all tokens are sampled: the same settings for every row; see `Settings`."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    @property
+    def truncates(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+
+SOFTMAX = Sampling()
+"""Draws from the model's own distribution."""
+
+
+def log_probs(logits_BSV: jax.Array, tokens_BS: jax.Array, sampling: Sampling) -> jax.Array:
+    """What `sample` gives for tokens that it has drawn, float32 [B, S], differentiable by the logits.
+
+    A token that the distribution no longer keeps counts as one that it keeps, so that its log-probability stays finite
+    while the policy moves on. Which tokens are kept has no gradient.
+    """
+    if sampling.temperature:
+        logits_BSV = logits_BSV / sampling.temperature if sampling.temperature != 1 else logits_BSV
+        if sampling.truncates:
+            logits_BSV = jnp.where(_kept(logits_BSV, tokens_BS, sampling), logits_BSV, -jnp.inf)
+    picked_BS = jnp.take_along_axis(logits_BSV, tokens_BS[..., None], axis=-1)[..., 0]
+    return picked_BS - jax.nn.logsumexp(logits_BSV, axis=-1)
+
+
+def _kept(scaled_BSV: jax.Array, tokens_BS: jax.Array, sampling: Sampling) -> jax.Array:
+    """Which tokens truncation keeps, the given ones among them."""
+    vocabulary = scaled_BSV.shape[-1]
+    rows_RV = jax.lax.stop_gradient(scaled_BSV).reshape(-1, vocabulary)
+
+    def column(value: float, dtype: jax.typing.DTypeLike = jnp.float32) -> jax.Array:
+        return jnp.full(rows_RV.shape[:1], value, dtype)
+
+    settings = Settings(
+        column(sampling.temperature), column(sampling.top_k, jnp.int32), column(sampling.top_p), column(sampling.min_p)
+    )
+    kept_RV = jnp.isfinite(truncate(rows_RV - rows_RV.max(-1, keepdims=True), settings))
+    drawn_RV = jnp.arange(vocabulary, dtype=jnp.int32)[None] == tokens_BS.reshape(-1, 1)
+    return (kept_RV | drawn_RV).reshape(scaled_BSV.shape)
 
 
 def truncate(scaled_BV: jax.Array, settings: Settings) -> jax.Array:

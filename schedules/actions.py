@@ -21,7 +21,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple
 
-__all__ = ["Action", "Kind", "Schedule", "ScheduleError", "from_csv", "split_backward", "to_csv"]
+__all__ = ["Action", "Kind", "Schedule", "ScheduleError", "forward_only", "from_csv", "split_backward", "to_csv"]
 
 
 class ScheduleError(ValueError):
@@ -138,6 +138,12 @@ def split_backward(schedule: Schedule) -> Schedule:
     fused = {action for action in schedule if action.kind is Kind.B}
     holds = tuple((held._replace(kind=Kind.I) if held in fused else held, tick) for held, tick in schedule.holds)
     return replace(schedule, actions=rows, holds=holds)
+
+
+def forward_only(schedule: Schedule) -> Schedule:
+    """The forwards of a schedule that ends with a flush, in its order and on its ranks, without the backwards."""
+    rows = tuple(tuple(action for action in row if action.kind is Kind.F) for row in schedule.actions)
+    return replace(schedule, actions=rows, holds=())
 
 
 _CELL = re.compile(r"([0-9]{1,6})\s*([A-Z_]+?)\s*([0-9]{1,6})")

@@ -175,7 +175,14 @@ class _Program:
 
 
 def split(
-    block: Callable, params: PyTree, x: PyTree, aux: PyTree, *, policy: Callable | None | str, apart: bool = False
+    block: Callable,
+    params: PyTree,
+    x: PyTree,
+    aux: PyTree,
+    *,
+    policy: Callable | None | str,
+    apart: bool = False,
+    has_aux: bool = False,
 ) -> SplitBlock:
     """Cuts a block's backward.
 
@@ -186,6 +193,7 @@ def split(
         policy: "none" keeps every residual, None recomputes everything (`jax.checkpoint`'s default),
             otherwise a `jax.checkpoint` policy.
         apart: cut off R from I and W.
+        has_aux: the block returns `(y, more)`, and nothing differentiates `more`; `forward` returns the pair.
     """
     params, x, aux = jax.tree.map(_abstract, (params, x, aux))
     function = block if isinstance(policy, str) else jax.checkpoint(block, policy=policy)
@@ -194,15 +202,16 @@ def split(
         trees: dict[str, Any] = {}
 
         def forward(params: PyTree, x: PyTree, aux: PyTree) -> PyTree:
-            y, vjp = jax.vjp(lambda params, x: function(params, x, aux), params, x)
+            y, vjp, *more = jax.vjp(lambda params, x: function(params, x, aux), params, x, has_aux=has_aux)  # type: ignore[call-overload]
             leaves, trees["vjp"] = jax.tree.flatten(vjp)
-            return y, leaves
+            return (y, *more), leaves
 
-        y, leaves = _inline(forward, params, x, aux)
+        out, leaves = _inline(forward, params, x, aux)
         d_params, d_x = _inline(lambda leaves, dy: jax.tree.unflatten(trees["vjp"], leaves)(dy), leaves, dy)
-        return y, leaves, d_x, d_params
+        return out, leaves, d_x, d_params
 
-    y = jax.eval_shape(block, params, x, aux)
+    out = jax.eval_shape(block, params, x, aux)
+    y = out[0] if has_aux else out
     closed, shapes = jax.make_jaxpr(both, return_shape=True)(params, x, aux, y)
     inputs = _take(closed.jaxpr.invars, [len(jax.tree.leaves(part)) for part in (params, x, aux, y)])
     outputs = _take(closed.jaxpr.outvars, [len(jax.tree.leaves(part)) for part in shapes])
@@ -211,7 +220,7 @@ def split(
         dict(zip(closed.jaxpr.constvars, closed.consts, strict=True)),
         **dict(zip(("params", "x", "aux", "dy"), inputs, strict=True)),
         **dict(zip(("y", "leaves", "dx", "dparams"), outputs, strict=True)),
-        trees=tuple(jax.tree.structure(part) for part in (y, x, params)),
+        trees=tuple(jax.tree.structure(part) for part in (out, x, params)),
         apart=apart,
     )
 

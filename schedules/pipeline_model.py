@@ -27,22 +27,26 @@ class PipelineModel:
         first: `(shared, context) -> x`.
         layer: `(params, x, context, number) -> (x, loss)`, `number` the global layer number (int32 scalar); `loss` is
             what the layer adds to the loss, a float32 scalar, or None where it adds nothing.
-        last: `(shared, x, context) -> loss`, a float32 scalar; losses add up over microbatches.
+        last: `(shared, x, context) -> loss`, a float32 scalar; losses add up over microbatches. With `has_aux` it is
+            `-> (loss, aux)`, aux being arrays [sequences, tokens, ...] in any pytree.
         first_part: `(shared, context, part) -> x`, the rank's share of `first`; the shares add up to the whole. Here
             and in `last_part`, leaves of `shared` that are sharded over `pipe` are the rank's shard of them.
         last_part: `(shared, x, context, scale, part) -> (loss, dx, grads)`: the whole loss, not scaled, and the rank's
-            shares of the gradients of `scale * loss`, None for a leaf that is not used.
+            shares of the gradients of `scale * loss`, None for a leaf that is not used. With `has_aux` the loss is a
+            pair here too.
         trained: whether a parameter is trained, by the last key of its path; one that is not has no gradient, and the
             blocks must not differentiate by it. None trains all.
+        has_aux: whether `last` gives more than the loss, which the program collects.
     """
 
     prepare: Callable[[PyTree, PyTree], PyTree]
     first: Callable[[PyTree, PyTree], jax.Array]
     layer: Callable[[PyTree, jax.Array, PyTree, jax.Array], tuple[jax.Array, jax.Array | None]]
-    last: Callable[[PyTree, jax.Array, PyTree], jax.Array]
+    last: Callable[[PyTree, jax.Array, PyTree], Any]
     first_part: Callable[[PyTree, PyTree, Part], jax.Array] | None = None
-    last_part: Callable[[PyTree, jax.Array, PyTree, jax.Array, Part], tuple[jax.Array, jax.Array, PyTree]] | None = None
+    last_part: Callable[[PyTree, jax.Array, PyTree, jax.Array, Part], tuple[Any, jax.Array, PyTree]] | None = None
     trained: Callable[[str], bool] | None = None
+    has_aux: bool = False
 
     def only_trained(self, params: PyTree) -> PyTree:
         """The tree of parameters, or of specs in their place, with None for what is not trained."""
@@ -69,7 +73,8 @@ class Part:
 
 
 class SplitModel(NamedTuple):
-    """The model's three blocks, their backwards cut; `x` is the shape of what travels.
+    """The model's three blocks, their backwards cut; `x` is the shape of what travels, `aux` of what `last` gives
+    besides the loss.
 
     `layer` returns what the layer adds to the loss besides, or None; see `cotangent`.
     """
@@ -78,6 +83,7 @@ class SplitModel(NamedTuple):
     layer: SplitBlock
     last: SplitBlock
     x: jax.ShapeDtypeStruct
+    aux: PyTree
 
 
 def cotangent(layer: SplitBlock, dx: Any, scale: Any) -> tuple[Any, Any]:
@@ -106,6 +112,7 @@ def split_model(
     return SplitModel(
         split(lambda shared, _, context: model.first(shared, context), shared, (), context, policy="none"),
         split(lambda p, x, aux: model.layer(p, x, *aux), layer, x, (context, number), policy=remat.policy, apart=apart),
-        split(model.last, shared, x, context, policy="none"),
+        split(model.last, shared, x, context, policy="none", has_aux=model.has_aux),
         jax.ShapeDtypeStruct(x.shape, x.dtype),
+        jax.eval_shape(model.last, shared, x, context)[1] if model.has_aux else (),
     )

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from schedules.actions import Schedule, ScheduleError
@@ -76,7 +77,7 @@ class Program(ProgramTables):
         context_axis: str | None = None,
         keep: Sequence[str] = (),
         gather: str = "step",
-    ) -> Callable[[PyTree, PyTree, jax.Array, PyTree, PyTree], tuple[jax.Array, PyTree]]:
+    ) -> Callable[[PyTree, PyTree, jax.Array, PyTree, PyTree], tuple[Any, PyTree]]:
         """The function `(params, batch, scale, key, rows) -> (loss, grads)`.
 
         Args:
@@ -87,6 +88,9 @@ class Program(ProgramTables):
             keep: batch axes over which layers stay sharded while they run (experts), as the model's blocks expect.
             gather: when weights that are sharded over a batch axis are gathered: once a `step`, or in every
                 `tick` for the layers that run in it (less memory, more traffic).
+
+        With `model.has_aux` the function returns `((loss, aux), grads)`, as `jax.value_and_grad` does; `aux` is what
+        the head gives besides, [M, sequences, tokens, ...].
 
         In the function's arguments, `batch` leaves are [M, sequences, ...]; `scale` (float32 scalar) multiplies the
         loss and its gradients; `rows` is `self.rows()`. Gradients are sharded as the parameters are, and added up in
@@ -100,18 +104,46 @@ class Program(ProgramTables):
 
         def body(
             params: PyTree, batch: PyTree, scale: jax.Array, key: PyTree, rows: PyTree
-        ) -> tuple[jax.Array, PyTree]:
+        ) -> tuple[tuple[jax.Array, PyTree], PyTree]:
             run = rank_step([params], batch, scale, key)
-            loss, grads, _ = run(rows, run.blank())
-            return sum_over(loss, shards.manual), grads
+            loss, grads, state = run(rows, run.blank())
+            return shards.whole(loss, state["aux"]), grads
 
-        def function(
-            params: PyTree, batch: PyTree, scale: jax.Array, key: PyTree, rows: PyTree
-        ) -> tuple[jax.Array, PyTree]:
+        def function(params: PyTree, batch: PyTree, scale: jax.Array, key: PyTree, rows: PyTree) -> tuple[Any, PyTree]:
             in_specs = (shards.params, *shards.inputs(batch, key), shards.rows(rows))
-            mapped = shards.map(body, in_specs, (PartitionSpec(), trained))
-            loss, grads = mapped(params, batch, scale, key, rows)
-            return loss, shards.constrain(grads, model)
+            mapped = shards.map(body, in_specs, ((PartitionSpec(), shards.tokens), trained))
+            (loss, aux), grads = mapped(params, batch, scale, key, rows)
+            return (loss, aux) if model.has_aux else loss, shards.constrain(grads, model)
+
+        return function
+
+    def value(
+        self,
+        model: PipelineModel,
+        mesh: Mesh,
+        specs: Mapping[str, PyTree],
+        *,
+        batch_axes: Sequence[str] = ("data", "fsdp"),
+        context_axis: str | None = None,
+        keep: Sequence[str] = (),
+        gather: str = "step",
+    ) -> Callable[[PyTree, PyTree, PyTree, PyTree], tuple[jax.Array, PyTree]]:
+        """The function `(params, batch, key, rows) -> (loss, aux)`, for a schedule of forwards alone and a model that
+        has `aux`; see `value_and_grad`."""
+        if self.has_backward or not model.has_aux:
+            raise ScheduleError("the value alone is of a schedule of forwards, and of a model that gives more")
+        shards = _Shards(mesh, specs, tuple(batch_axes), context_axis)
+        rank_step = self._rank_step(model, shards, keep, gather)
+
+        def body(params: PyTree, batch: PyTree, scale: jax.Array, key: PyTree, rows: PyTree) -> tuple:
+            run = rank_step([params], batch, scale, key)
+            loss, _, state = run(rows, run.blank())
+            return shards.whole(loss, state["aux"])
+
+        def function(params: PyTree, batch: PyTree, key: PyTree, rows: PyTree) -> tuple[jax.Array, PyTree]:
+            in_specs = (shards.params, *shards.inputs(batch, key), shards.rows(rows))
+            mapped = shards.map(body, in_specs, (PartitionSpec(), shards.tokens))
+            return mapped(params, batch, jnp.ones((), jnp.float32), key, rows)
 
         return function
 
@@ -204,9 +236,17 @@ class _Shards:
     def inputs(self, batch: PyTree, key: PyTree) -> tuple[PyTree, PartitionSpec, PyTree]:
         """Of a batch, the scale and the key."""
         whole = PartitionSpec(None, self.batch_axes)
-        divided = PartitionSpec(None, self.batch_axes, self.context_axis)
-        sequences = jax.tree.map(lambda leaf: divided if leaf.ndim > 2 else whole, batch)
+        sequences = jax.tree.map(lambda leaf: self.tokens if leaf.ndim > 2 else whole, batch)
         return sequences, PartitionSpec(), jax.tree.map(lambda _: PartitionSpec(), key)
+
+    @property
+    def tokens(self) -> PartitionSpec:
+        """Of arrays [M, sequences, tokens, ...]."""
+        return PartitionSpec(None, self.batch_axes, self.context_axis)
+
+    def whole(self, loss: jax.Array, aux: PyTree) -> tuple[jax.Array, PyTree]:
+        """The sum of all devices' losses, and what the heads of some ranks gave, on all ranks."""
+        return sum_over(loss, self.manual), jax.tree.map(lambda leaf: sum_over(leaf, ("pipe",)), aux)
 
     def rows(self, rows: PyTree) -> PyTree:
         return jax.tree.map(lambda _: PartitionSpec(None, "pipe"), rows)

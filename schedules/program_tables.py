@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from schedules.actions import Schedule
+from schedules.actions import Kind, Schedule, ScheduleError
 from schedules.buffers import LIFETIMES, RECOMPUTE_LIFETIMES
 from schedules.remat import Remat
 from schedules.slots import Lifetime, build_table
@@ -78,6 +78,7 @@ class ProgramTables:
         table: the tick table.
         branches: of the switch, after the idle one.
         period, versions: the schedule's, where it has no flush.
+        has_backward: whether the schedule has any; without, the program computes the loss alone.
         end_ranks: the rank of the first and of the last stage of each pipeline.
         ranks, chunks, places: P, V with the borrowed chunks, J.
         block_places: the most layers of a way that a stage has, by the way's name.
@@ -95,6 +96,9 @@ class ProgramTables:
     ):
         self.vocab_parallel = vocab_parallel
         self.period, self.versions = schedule.period, schedule.versions
+        self.has_backward = any(action.kind is not Kind.F for action in schedule)
+        if vocab_parallel and not self.has_backward:
+            raise ScheduleError("without a backward, embedding and head run on the first and the last stage alone")
         self.end_ranks = [
             (schedule.placement[first], schedule.placement[first + schedule.depth - 1])
             for first in range(0, schedule.stages, schedule.depth)
@@ -147,6 +151,8 @@ class ProgramTables:
             },
             "last": frozenset(stage for stage, code in enumerate(codes) if code.last),
         }
+        if not self.has_backward:
+            return {}
         return {
             (block, start, end): Lifetime(having, start, end)
             for block, having in stages.items()

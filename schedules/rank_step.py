@@ -30,6 +30,8 @@ PyTree = Any
 class RankStep:
     """`(rows, state) -> (loss, grads, state)`, to be called inside `shard_map`.
 
+    `state["aux"]` has what the head gives besides the loss, [M, ...], on the rank that ran it, and zeros elsewhere.
+
     Args:
         params: the versions of the weights, the newest last; with a flush there is one.
         specs: of the parameters, see `schedules.program.Program.value_and_grad`.
@@ -84,7 +86,7 @@ class RankStep:
             for name, way in program.ways.items()
         }
         any_split = splits["layer"]
-        self.x = any_split.x
+        self.x, self.aux = any_split.x, any_split.aux
         self.blocks = {"first": any_split.first, "last": any_split.last}
         self.blocks |= {name: split.layer for name, split in splits.items()}
         self.slots = Buffers(
@@ -225,10 +227,15 @@ class RankStep:
         state |= inner
         if not code.last:
             return x, state
-        loss, residuals = self.blocks["last"].forward(self._shared(row), x, context)
+        out, residuals = self.blocks["last"].forward(self._shared(row), x, context)
         self.slots.write(state, row, "last", Kind.F, residuals)
+        loss, aux = self._loss_and_aux(out)
         self._add_loss(state, row, loss)
+        state["aux"] = _collected(state["aux"], row["microbatch"], aux)
         return None, state
+
+    def _loss_and_aux(self, out: Any) -> tuple[jax.Array, PyTree]:
+        return out if self.model.has_aux else (out, ())
 
     def _recompute(self, code: StageCode, chunk: Any, row: dict, state: dict, context: PyTree) -> tuple[Any, dict]:
         def body(run: LayerRun, j: Any, inner: dict) -> dict:
@@ -399,15 +406,18 @@ class RankStep:
         rank = self.program.end_ranks[pipeline][1]
 
         def run(carry: tuple) -> tuple:
-            inbox, shared, total = carry
+            inbox, shared, total, collected = carry
             x = self._from(rank, output)
             context, part = self._context(number), self._part()
-            loss, dx, grads = self.model.last_part(self.shared[0], x, context, self.scale, part)  # type: ignore[misc]
+            out, dx, grads = self.model.last_part(self.shared[0], x, context, self.scale, part)  # type: ignore[misc]
+            loss, aux = self._loss_and_aux(out)
             # Every rank has the whole loss, and the ranks' losses are added up after the last tick.
-            total = total + jnp.where(part.index == 0, self.scale * loss, 0.0)
-            return put(inbox, slot, None, part.sum(widened(dx)).astype(x.dtype)), _add(shared, grads), total
+            loss, aux = jax.tree.map(lambda a: jnp.where(part.index == 0, a, jnp.zeros_like(a)), (loss, aux))
+            total, collected = total + self.scale * loss, _collected(collected, number, aux)
+            inbox = put(inbox, slot, None, part.sum(widened(dx)).astype(x.dtype))
+            return inbox, _add(shared, grads), total, collected
 
-        names = ("inbox", "shared", "loss")
+        names = ("inbox", "shared", "loss", "aux")
         carry = jax.lax.cond(number >= 0, run, lambda carry: carry, tuple(state[name] for name in names))
         return state | dict(zip(names, carry, strict=True))
 
@@ -416,9 +426,10 @@ class RankStep:
     def blank(self) -> dict:
         """The state before the first tick; without a flush, sums have a leading axis of 2 (see `_step_of`)."""
         x, steps = self.x, (2,) if self.program.period else ()
+        count = jax.tree.leaves(self.batch)[0].shape[0]
 
         def zeros(params: PyTree) -> PyTree:
-            trained = self.model.only_trained(params)
+            trained = self.model.only_trained(params) if self.program.has_backward else ()
             return jax.tree.map(lambda a: widened(jnp.zeros((*steps, *a.shape), a.dtype)), trained)
 
         return {
@@ -427,6 +438,7 @@ class RankStep:
             "layers": zeros(self.layers[0]),
             "shared": zeros(self.shared[0]),
             "loss": jnp.zeros(steps, jnp.float32),
+            "aux": jax.tree.map(lambda aux: jnp.zeros((count, *aux.shape), aux.dtype), self.aux),
         }
 
     def __call__(self, rows: PyTree, state: dict) -> tuple[jax.Array, PyTree, dict]:
@@ -457,6 +469,8 @@ class RankStep:
             sums = {name: state[name] for name in ("layers", "shared", "loss")}
             carry = state | jax.tree.map(lambda a: jnp.stack([a[1], jnp.zeros_like(a[1])]), sums)
             state = jax.tree.map(lambda a: a[0], sums)
+        if not program.has_backward:
+            return state["loss"], (), carry
         done = self.sum_axes if self.each_tick else ()
         reduce_shared = partial(reduce_gradient, axes=("pipe", *self.sum_axes), done=self.parts)
 
@@ -490,3 +504,8 @@ def _add(total: PyTree, grads: PyTree, *index: Any) -> PyTree:
         return put(total, slot, j, get(total, slot, j) + grad.astype(total.dtype))
 
     return jax.tree.map(leaf, total, grads, is_leaf=_is_none)
+
+
+def _collected(collected: PyTree, microbatch: Any, aux: PyTree) -> PyTree:
+    """With a microbatch's arrays at their place."""
+    return jax.tree.map(lambda whole, one: put(whole, microbatch, None, one), collected, aux)

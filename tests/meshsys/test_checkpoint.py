@@ -18,7 +18,8 @@ from meshsys.checkpoint import Checkpoints, restore_params
 from meshsys.config import Config
 from meshsys.errors import ConfigError
 from meshsys.mesh import make_mesh
-from meshsys.step import State, Step
+from meshsys.state import State
+from meshsys.step import Step
 
 # Where orbax fails to read an array, it leaves the reading of others unfinished.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -16,7 +16,8 @@ from meshsys.assemble import assemble
 from meshsys.config import Config, TrainConfig
 from meshsys.mesh import make_mesh
 from meshsys.optimizer import learning_rate, make_optimizer
-from meshsys.step import Metrics, State, Step
+from meshsys.state import Metrics, State
+from meshsys.step import Step
 from models import Batch, Decoder, ModelConfig
 from tests.oracles.inputs import QUICK, random_batch, random_parameters
 

@@ -13,12 +13,13 @@ import re
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from models import SAVEABLE_NAMES, Decoder, ModelConfig
-from schedules.actions import Action, Kind, Schedule, from_csv, split_backward
+from schedules.actions import Action, Kind, Schedule, forward_only, from_csv, split_backward
 from schedules.costs import Costs
 from schedules.families import make
 from schedules.pipeline_model import PipelineModel
@@ -197,7 +198,17 @@ def reference(layers: int, tied: bool = False, dropout: float = 0.0, dtype: str 
 class Pipeline:
     """A program on a mesh of the fake devices, with its parameters there."""
 
-    def __init__(self, program: Program, mesh: tuple[int, ...], decoder: Decoder, params, gather: str = "step"):
+    def __init__(
+        self,
+        program: Program,
+        mesh: tuple[int, ...],
+        decoder: Decoder,
+        params,
+        gather: str = "step",
+        *,
+        model: PipelineModel | None = None,
+        has_backward: bool = True,
+    ):
         devices = np.array(jax.devices()[: np.prod(mesh)]).reshape(mesh)
         self.program, self.mesh = program, Mesh(devices, AXES)
         rules = {"embed": "fsdp", "heads": "tensor", "kv_heads": "tensor", "mlp": "tensor", "vocab": ("pipe", "tensor")}
@@ -212,8 +223,9 @@ class Pipeline:
         staged = {"shared": params["shared"], "layers": program.layout.to_stages(params["layers"])}
         self.params = jax.device_put(staged, shardings)
         blocks = (decoder.prepare, decoder.embed, decoder.layer, decoder.head, decoder.embed_part, decoder.head_part)
-        model = PipelineModel(*blocks)
-        self.step = jax.jit(program.value_and_grad(model, self.mesh, specs, gather=gather), compiler_options=QUICK)
+        function = program.value_and_grad if has_backward else program.value
+        function = function(model or PipelineModel(*blocks), self.mesh, specs, gather=gather)
+        self.step = jax.jit(function, compiler_options=QUICK)
 
     def arguments(self, batch, key, rows=None):
         """Of the step, for a global batch."""
@@ -408,3 +420,53 @@ def test_size_does_not_grow_with_microbatches():
     assert memory[1] <= 1.05 * memory[0]
     assert instructions[1] <= 1.02 * instructions[0] and instructions[0] > 100
     assert text[1] <= 1.02 * text[0]
+
+
+# --- What the head gives besides the loss -------------------------------------------------------------------------
+
+
+def with_log_probs(decoder):
+    """The decoder's blocks, with a head that gives every target's log-probability too."""
+
+    def log_probs(shared, x, context):
+        logits = decoder.logits(shared, x)
+        return jnp.take_along_axis(jax.nn.log_softmax(logits), context.batch.targets[..., None], -1)[..., 0]
+
+    def last(shared, x, context):
+        return decoder.head(shared, x, context), {"log_probs": log_probs(shared, x, context)}
+
+    return PipelineModel(decoder.prepare, decoder.embed, decoder.layer, last, has_aux=True)
+
+
+AUX_CASES = """
+schedule mesh microbatches layers remat options
+1f1b 2x2x1x1 3 3 full
+zbv 2x1x2x1 3 4 none scan
+interleaved_1f1b 2x1x1x2 6 5 none fused
+chimera 2x1x1x1 6 4 none
+gpipe 1x2x1x2 3 2 full
+"""
+
+
+@pytest.mark.parametrize("case", parse(AUX_CASES), ids=str)
+def test_aux_is_collected_with_gradients_and_without(case):
+    decoder, params, batch, key, want_loss, want = reference(case.layers)
+    model, remat = with_log_probs(decoder), Remat.parse(case.remat, SAVEABLE_NAMES)
+    options = dict(unroll="scan" not in case.options, poison=True)
+    context = decoder.prepare(batch, key)
+    want_aux = model.last(params["shared"], decoder.hidden(params, context)[0], context)[1]["log_probs"]
+
+    program = Program(case.make_schedule(), case.layers, remat, **options)
+    pipeline = Pipeline(program, case.mesh, decoder, params, model=model)
+    (loss, aux), gradients = pipeline.step(*pipeline.arguments(batch, key))
+    np.testing.assert_allclose(loss, want_loss, rtol=1e-5)
+    gradients = {"shared": gradients["shared"], "layers": program.layout.to_layers(gradients["layers"])}
+    assert all(error <= 1e-4 for error in errors(gradients, want).values())
+
+    forwards = Program(forward_only(case.make_schedule()), case.layers, remat, **options)
+    alone = Pipeline(forwards, case.mesh, decoder, params, model=model, has_backward=False)
+    arguments = alone.arguments(batch, key)
+    loss, again = alone.step(*arguments[:2], *arguments[3:])
+    np.testing.assert_allclose(loss / batch.weights.sum(), want_loss, rtol=1e-5)
+    for got in (aux, again):
+        np.testing.assert_allclose(got["log_probs"].reshape(want_aux.shape), want_aux, atol=2e-5)
