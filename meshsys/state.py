@@ -176,11 +176,14 @@ class StateForms:
         state = jax.eval_shape(lambda params: self._new_state(self._staged(params)), self._canonical_shapes.params)
         return structs(state, self.shardings)
 
-    def updated(self, state: State, loss: jax.Array, grads: PyTree, tokens: jax.Array) -> tuple[State, Metrics]:
+    def updated(
+        self, state: State, loss: jax.Array, grads: PyTree, tokens: jax.Array, allowed: jax.Array | None = None
+    ) -> tuple[State, Metrics]:
         """The state after a step with these gradients, which is not taken where one is not finite.
 
         Args:
             tokens: that the loss is of.
+            allowed: a bool; the step is not taken where it is false either.
         """
         config = self.assembly.config
         loads, grads = grads, _without(grads, "router_bias")
@@ -196,7 +199,8 @@ class StateForms:
         if config.model.moe and config.model.moe.router_bias:
             updates = _balanced(updates, loads, config.model.moe.bias_rate)
         updated = state._replace(params=_updated(state.params, updates), opt_state=opt_state)
-        kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, state)
+        taken = finite if allowed is None else finite & allowed
+        kept = jax.tree.map(lambda new, old: jnp.where(taken, new, old), updated, state)
         kept = kept._replace(previous=state.params if self._streams else None)
         metrics = Metrics(
             loss,

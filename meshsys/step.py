@@ -11,16 +11,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshsys import data
 from meshsys.assemble import Assembly
 from meshsys.inputs import abstract_batch
+from meshsys.rows import Rows
 from meshsys.sharding import BATCH_AXES, named
 from meshsys.state import Metrics, State, StateForms, structs
 from models import Batch
-from models.attention import zigzag_order
 from schedules.program import compiler_options
 
 __all__ = ["Step"]
@@ -43,11 +42,8 @@ class Step(StateForms):
     def __init__(self, assembly: Assembly, mesh: Mesh, gradients: Callable | None = None):
         super().__init__(assembly, mesh)
         replicated = NamedSharding(mesh, PartitionSpec())
-        self._context = assembly.axes["context"]
-        rows = PartitionSpec(None, BATCH_AXES)
-        tokens = PartitionSpec(None, BATCH_AXES, "context")
-        specs: Any = Batch(tokens, tokens, tokens, tokens, tokens, rows)  # type: ignore[arg-type]
-        self._batch_sharding: Any = named(mesh, specs)
+        config = assembly.config
+        self._batches = Rows(mesh, config.pipeline.microbatches, config.data.sequence_length)
         self._rows_sharding = NamedSharding(mesh, PartitionSpec(None, "pipe"))
         self._compiled: dict[str, jax.stages.Compiled] = {}
         jit = partial(jax.jit, compiler_options=compiler_options(mesh))
@@ -56,7 +52,7 @@ class Step(StateForms):
             start, run = assembly.program.stream(assembly.model, mesh, self.specs, **options)
             self._carry: PyTree = None
             self._in_flight: Batch | None = None
-            context = ("context",) if self._context > 1 else ()
+            context = ("context",) if assembly.axes["context"] > 1 else ()
             self._carry_sharding = NamedSharding(mesh, PartitionSpec(("pipe", *BATCH_AXES, *context)))
             self._start = jit(self._on_both(start), out_shardings=self._carry_sharding)
             results = replicated, named(mesh, self._trained(self.specs)), self._carry_sharding
@@ -112,7 +108,8 @@ class Step(StateForms):
         state = self.abstract_state()
         config = self.assembly.config
         shape = config.pipeline.microbatches, self.assembly.microbatch_size, config.data.sequence_length
-        batch = structs(abstract_batch(*shape), self._batch_sharding)
+        batch = abstract_batch(*shape)
+        batch = structs(batch, jax.tree.map(lambda leaf: self._batches.sharding(leaf.ndim), batch))
         rows = structs(self.assembly.program.rows(), self._rows_sharding)
         if not self._streams:
             return state, batch, rows
@@ -129,17 +126,7 @@ class Step(StateForms):
             batch.weights_BS,
             batch.index_B,
         )
-        microbatches = self.assembly.config.pipeline.microbatches
-        length, parts = self.assembly.config.data.sequence_length, self._context
-        order = zigzag_order(length, parts) if parts > 1 else None
-
-        def one(field: np.ndarray, sharding: NamedSharding) -> jax.Array:
-            whole = field.reshape(microbatches, -1, *field.shape[1:])
-            if order is not None and whole.ndim > 2:
-                whole = whole[:, :, order]
-            return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
-
-        return Batch(*map(one, fields, self._batch_sharding))
+        return Batch(*self._batches.put(fields))
 
     def _step(self, state: State, batch: Batch, rows: PyTree) -> tuple[State, Metrics]:
         params = self.assembly.decoder.cast(state.params)
