@@ -1,0 +1,1 @@
+"""Reinforcement learning: policies learn from what they sample."""
