@@ -20,7 +20,7 @@ from pydantic_core import ErrorDetails
 from meshsys import yaml_core
 from meshsys.errors import ConfigError
 
-__all__ = ["INT32_MAX", "Count", "Label", "Section", "Text", "Torus", "load", "one_of", "show_value"]
+__all__ = ["INT32_MAX", "Count", "FromList", "Label", "Section", "Text", "Torus", "load", "one_of", "show_value"]
 
 INT32_MAX = 2**31 - 1  # steps and positions are int32 on the devices
 
@@ -36,6 +36,13 @@ def _without_zero_byte(text: str) -> str:
 Text = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_without_zero_byte)]
 # `mesh.topology: 8` and `run.name: 17` are numbers to YAML, and text to whoever wrote them.
 Label = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(_as_tuple(item) for item in value) if isinstance(value, list) else value
+
+
+FromList = BeforeValidator(_as_tuple)  # YAML has lists only, and frozen sections hold tuples
 
 
 def _is_a_torus(topology: str) -> str:

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from meshsys.cluster.queues import QUEUES
-from meshsys.config_file import INT32_MAX, Count, Label, Section, Text, Torus, load, one_of
+from meshsys.config_file import INT32_MAX, Count, FromList, Label, Section, Text, Torus, load, one_of
 
 __all__ = [
     "ClusterConfig",
@@ -31,13 +31,6 @@ _BACKFILL_WINDOW = 30
 Hours = Annotated[float, Field(gt=0, le=_LONGEST)]
 Seconds = Annotated[float, Field(ge=0, le=3600 * _LONGEST)]
 Seed = Annotated[int, Field(ge=0, le=INT32_MAX)]
-
-
-def _as_tuple(value: Any) -> Any:
-    return tuple(_as_tuple(item) for item in value) if isinstance(value, list) else value
-
-
-FromList = BeforeValidator(_as_tuple)  # YAML has lists only, and frozen sections hold tuples
 
 
 class FailuresConfig(Section):

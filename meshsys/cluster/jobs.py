@@ -16,13 +16,12 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from meshsys.cluster import policies
-from meshsys.cluster.config import FromList
 from meshsys.cluster.export.options import ExportConfig
 from meshsys.cluster.pod import Pod
 from meshsys.cluster.policies import Policy
 from meshsys.cluster.store import JobSpec
 from meshsys.config import MeshAxes, load_config, to_yaml
-from meshsys.config_file import Label, Section, Text, load, one_of
+from meshsys.config_file import FromList, Label, Section, Text, load, one_of
 from meshsys.errors import ConfigError
 from meshsys.torus import Topology, TopologyError
 from meshsys.torus.shapes import TWISTED, read_shape, shape_text

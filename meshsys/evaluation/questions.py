@@ -8,15 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from meshsys.evaluation.answers import last_number, marked_answer, pass_at_k, same_answer
+from meshsys.answers import ASKED, CONTINUED, given_answer, marked_answer, pass_at_k, same_answer
 from meshsys.evaluation.results import Metric, mean
 from meshsys.evaluation.tasks import Question
 from meshsys.load_model import LoadedModel
 from models.generation import Generator, Request
 
 __all__ = ["ask", "score"]
-
-_TASK = "Solve the problem step by step. End with #### and the number that is the answer."
 
 
 def ask(
@@ -78,7 +76,7 @@ def score(
     records: list[dict[str, Any]] = []
     for question, own in zip(questions, texts, strict=True):
         marked = [marked_answer(text) for text in own]
-        answers = [last_number(text) if answer is None else answer for answer, text in zip(marked, own, strict=True)]
+        answers = [given_answer(text) for text in own]
         records.append(
             {
                 "question": question.question,
@@ -104,6 +102,7 @@ def score(
 def _prompt(model: LoadedModel, question: str) -> np.ndarray:
     tokenizer = model.tokenizer
     if tokenizer.chat is not None:
-        message = {"role": "user", "content": f"{question}\n{_TASK}"}
+        message = {"role": "user", "content": ASKED.replace("{question}", question)}
         return tokenizer.encode(tokenizer.chat.render([message], add_generation_prompt=True))
-    return np.concatenate((model.prompt_ids, tokenizer.encode(f"Question: {question}\nAnswer:"))).astype(np.int32)
+    text = CONTINUED.replace("{question}", question)
+    return np.concatenate((model.prompt_ids, tokenizer.encode(text))).astype(np.int32)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from meshsys.answers import marked_answer
 from meshsys.data.conversations import read_messages
 from meshsys.data.sources import check_unicode, json_lines, open_documents
 from meshsys.data.tokenizers import Message
 from meshsys.errors import ConfigError
-from meshsys.evaluation.answers import marked_answer
 
-__all__ = ["Conversations", "Question", "Questions", "Task", "Texts", "read_task"]
+__all__ = ["Conversations", "Question", "Questions", "Task", "Texts", "read_question", "read_task"]
 
 _OPTION = "--task"
 
@@ -58,7 +58,7 @@ def read_task(path: str, limit: int | None, text_field: str) -> Task:
     """
     first = next(json_lines(path, _OPTION), (None, {}))[1] if path.endswith(".jsonl") else {}
     if "question" in first and "answer" in first:
-        return Questions([_question(*line) for line in islice(json_lines(path, _OPTION), limit)])
+        return Questions([read_question(*line) for line in islice(json_lines(path, _OPTION), limit)])
     if "messages" in first or "conversations" in first:
         lines = islice(json_lines(path, _OPTION), limit)
         return Conversations([(where, read_messages(record, where)) for where, record in lines])
@@ -66,7 +66,8 @@ def read_task(path: str, limit: int | None, text_field: str) -> Task:
     return Texts([documents[number] for number in range(min(len(documents), limit or len(documents)))])
 
 
-def _question(where: str, record: dict) -> Question:
+def read_question(where: str, record: dict[str, Any]) -> Question:
+    """The question in a line of JSONL; `where` names it in errors."""
     question, answer = record.get("question"), record.get("answer")
     if not isinstance(question, str) or not isinstance(answer, str):
         raise ConfigError(f"{where} has no text for question and answer; mend or remove that line")

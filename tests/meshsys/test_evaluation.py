@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meshsys.answers import last_number, marked_answer, pass_at_k, same_answer
 from meshsys.cli import main
 from meshsys.data.conversations import Example
 from meshsys.errors import ConfigError
-from meshsys.evaluation.answers import last_number, marked_answer, pass_at_k, same_answer
 from meshsys.evaluation.evaluate import Settings, evaluate
 from meshsys.evaluation.likelihood import total_loss, windows
 from meshsys.evaluation.results import mean

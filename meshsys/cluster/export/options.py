@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from meshsys.cluster.config import FromList
-from meshsys.config_file import Section, Text
+from meshsys.config_file import FromList, Section, Text
 
 __all__ = ["ExportConfig"]
 

@@ -1,4 +1,7 @@
-"""Answers in GSM8K's form (Cobbe et al. 2021): a number after `####`, at the end of the reasoning."""
+"""Questions and answers in GSM8K's form (Cobbe et al. 2021): a number after `####`, at the end of the reasoning.
+
+Imports little: processes that score answers have no use for JAX.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,13 @@ import re
 from decimal import Decimal, InvalidOperation
 from math import comb
 
-__all__ = ["marked_answer", "last_number", "pass_at_k", "same_answer"]
+__all__ = ["ASKED", "CONTINUED", "given_answer", "last_number", "marked_answer", "pass_at_k", "same_answer"]
+
+ASKED = "{question}\nSolve the problem step by step. End with #### and the number that is the answer."
+"""How a question is put to a model that chats."""
+
+CONTINUED = "Question: {question}\nAnswer:"
+"""How it is put to one that continues texts."""
 
 _NUMBER = r"-?\$?\d[\d,]*(?:\.\d+)?|-?\$?\.\d+"
 
@@ -24,6 +33,12 @@ def last_number(text: str) -> str | None:
     """The last number of a text."""
     found = re.findall(_NUMBER, text)
     return _plain(found[-1]) if found else None
+
+
+def given_answer(text: str) -> str | None:
+    """The answer that is marked, or else the last number."""
+    marked = marked_answer(text)
+    return last_number(text) if marked is None else marked
 
 
 def same_answer(answer: str | None, gold: str) -> bool:
