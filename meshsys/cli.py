@@ -66,6 +66,16 @@ def _train(args: argparse.Namespace) -> int:
     return train(config)
 
 
+def _rl(args: argparse.Namespace) -> int:
+    from meshsys.config import load_config
+
+    config = load_config(args.config, args.overrides)
+
+    from meshsys.rl.loop import run_rl
+
+    return run_rl(config)
+
+
 def _report(args: argparse.Namespace) -> None:
     run = run_folder(args.run)
 
@@ -102,6 +112,7 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     add_config(command(commands, "train", _train, "train a configuration; resumes where its run stopped"))
+    add_config(command(commands, "rl", _rl, "learn from rewards; resumes where its run stopped"))
     add_plan_command(commands)
     add_schedule_commands(commands)
     add_cluster_commands(commands)

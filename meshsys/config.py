@@ -17,6 +17,7 @@ from pydantic_core import CoreSchema
 
 from meshsys import yaml_core
 from meshsys.config_file import INT32_MAX, Count, Label, Section, Text, Torus, load, show_value
+from meshsys.rl.config import RlConfig
 from models.config import ModelConfig
 
 __all__ = [
@@ -276,7 +277,10 @@ class CheckpointConfig(Section):
 
 
 class Config(Section):
-    """One run: every option, resolved and checked. `ModelConfig` is `models.config`'s."""
+    """One run: every option, resolved and checked.
+
+    `ModelConfig` is `models.config`'s; `rl` is for `meshsys rl`, and `meshsys.rl.config`'s.
+    """
 
     run: RunConfig
     model: Annotated[ModelConfig, _FromMapping()] = Field(default_factory=ModelConfig)
@@ -285,6 +289,7 @@ class Config(Section):
     pipeline: PipelineConfig = Field(default_factory=PipelineConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    rl: RlConfig | None = None
 
     @property
     def run_dir(self) -> Path:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
-import json
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +24,7 @@ from meshsys.metrics import MetricsWriter
 from meshsys.planner import Plan, plan_of
 from meshsys.progress import TrainProgress
 from meshsys.report import write_report
+from meshsys.run_folder import check_same_model, locked
 from meshsys.searched import RECORD
 from meshsys.signals import StopSignals, stop_signals
 from meshsys.state import State
@@ -58,7 +55,7 @@ def train(config: Config) -> int:
     loader = _loader(assembly)
     step = Step(assembly, mesh)
     folder = config.run_dir
-    with distributed.entered_by_first(_locked(folder)), stop_signals() as signals:
+    with distributed.entered_by_first(locked(folder)), stop_signals() as signals:
         checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep)
         try:
             return _run(assembly, plan, step, loader, checkpoints, folder, signals)
@@ -80,7 +77,7 @@ def _run(
 
     restored = checkpoints.restore(
         lambda meta: step.canonical(previous=meta.get("previous", False)),
-        lambda meta: _check_same_model(config, meta),
+        lambda meta: check_same_model(config, meta),
         _print,
     )
     if restored is None:
@@ -201,40 +198,6 @@ def _check_same_everywhere(config: Config, plan: Plan) -> None:
         )
 
 
-def _check_same_model(config: Config, meta: dict[str, Any]) -> None:
-    for name, now in json.loads(json.dumps(dataclasses.asdict(config.model))).items():
-        then = meta["model"].get(name, now)
-        if then != now and name != "pretrained":
-            raise ConfigError(
-                f"model.{name}={now}, but the checkpoints in {config.run_dir} are of a model with {then}; set it back, "
-                "or begin a new run under another run.name"
-            )
-
-
 def _print(line: str) -> None:
     if distributed.is_first():
         print(line, flush=True)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Makes the run's folder and keeps other processes out of it."""
-    made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
-    except OSError as error:
-        for path in made:
-            with suppress(OSError):
-                path.rmdir()
-        raise ConfigError(f"run.dir={folder} cannot be written: {error.strerror}; set another run.dir") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"run.dir={folder} is in use by another process; wait for it, or set another run.name"
-            ) from None
-        except OSError:
-            pass  # a file system without locks
-        yield

@@ -1,0 +1,192 @@
+"""Rollouts of a step: prompts are sampled from, and each group is scored while others are still sampled."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshsys.data.tokenizers import Tokenizer
+from meshsys.rl.advantages import zero_variance_groups
+from meshsys.rl.config import RlConfig
+from meshsys.rl.prompts import Asked, PromptStream
+from meshsys.rl.rewards import RewardPool, Scores
+from meshsys.rl.rollouts import Rollout
+from meshsys.rl.sampler import Sampler
+from models.generation import Piece, Request
+
+__all__ = ["Collected", "Collector"]
+
+
+@dataclass(frozen=True, eq=False)
+class Collected:
+    """What a step learns from, and what it took.
+
+    Attributes:
+        rollouts: by group, and by sample within it.
+        score_N: what each is worth.
+        by_name: each reward of each, before weighting.
+        zero_variance_groups: whose rollouts are all worth the same, of those that were sampled.
+        sampled_groups: of which some may have been replaced.
+        errors, timeouts, crashes: of rewards.
+        tokens: that were sampled.
+        sample_seconds: from the first prompt to the last token; rewards are computed besides.
+        reward_seconds: that were waited for rewards after that.
+    """
+
+    rollouts: list[Rollout]
+    score_N: NDArray[np.float64]
+    by_name: dict[str, NDArray[np.float64]]
+    zero_variance_groups: int
+    sampled_groups: int
+    errors: int
+    timeouts: int
+    crashes: int
+    tokens: int
+    sample_seconds: float
+    reward_seconds: float
+
+
+class Collector:
+    """Samples and scores.
+
+    Args:
+        refills: whether groups whose rollouts are all worth the same are replaced by others.
+        seed: of the run; a step's randomness follows from it and the step.
+    """
+
+    def __init__(
+        self, config: RlConfig, sampler: Sampler, rewards: RewardPool, tokenizer: Tokenizer, *, refills: bool, seed: int
+    ):
+        self._config, self._sampler, self._rewards, self._tokenizer = config, sampler, rewards, tokenizer
+        self._stop_ids = tuple(sorted(tokenizer.stop_ids))
+        self._refills, self._seed = refills, seed
+
+    def collect(self, prompts: PromptStream, step: int) -> Collected:
+        """A step's rollouts.
+
+        Raises:
+            ConfigError: of the prompts, or a reward that cannot be imported.
+        """
+        wanted = self._config.prompts_per_step
+        found = [self._sampled(prompts.take(wanted), step)]
+        for _ in range(self._config.refills if self._refills else 0):
+            missing = wanted - sum(len(_groups(one)) - one.zero_variance_groups for one in found)
+            if missing <= 0:
+                break
+            found.append(self._sampled(prompts.take(missing), step))
+        return _best(found, wanted, self._config.samples_per_prompt)
+
+    def _sampled(self, asked: Sequence[Asked], step: int) -> Collected:
+        config, begun = self._config, time.perf_counter()
+        seed = int(np.random.SeedSequence((self._seed, step)).generate_state(1)[0])
+        how, samples = config.sampling, config.samples_per_prompt
+        requests = [
+            Request(
+                prompt=one.ids,
+                max_tokens=config.max_response_tokens,
+                temperature=how.temperature,
+                top_k=how.top_k,
+                top_p=how.top_p,
+                min_p=how.min_p,
+                stop_ids=self._stop_ids,
+                seed=seed,
+                prompt_number=one.number,
+                sample=sample,
+            )
+            for one in asked
+            for sample in range(samples)
+        ]
+        pieces: list[list[Piece]] = [[] for _ in requests]
+        left = [samples] * len(asked)
+        tickets = {}
+        rollouts: list[Rollout] = [None] * len(requests)  # type: ignore[list-item]
+        for piece in self._sampler.sample(requests):
+            number = piece.request
+            pieces[number].append(piece)
+            if not piece.reason:
+                continue
+            group, sample = divmod(number, samples)
+            rollouts[number] = self._rollout(asked[group], pieces[number], sample)
+            left[group] -= 1
+            if not left[group]:
+                whole = rollouts[group * samples : (group + 1) * samples]
+                tickets[group] = self._rewards.submit([(one.prompt, self.text(one)) for one in whole])
+        sampled = time.perf_counter()
+        scores = [self._rewards.collect(tickets[group]) for group in range(len(asked))]
+        return self._collected(rollouts, scores, sampled - begun, time.perf_counter() - sampled)
+
+    def _rollout(self, asked: Asked, pieces: Sequence[Piece], sample: int) -> Rollout:
+        tokens = np.concatenate([piece.tokens for piece in pieces])
+        return Rollout(
+            prompt=asked.prompt,
+            prompt_ids=asked.ids,
+            tokens=tokens,
+            log_probs=np.concatenate([piece.log_probs for piece in pieces]),
+            versions=np.full(tokens.shape, self._sampler.version, np.int32),
+            group=asked.number,
+            sample=sample,
+            has_stopped=pieces[-1].reason == "stop",
+        )
+
+    def text(self, rollout: Rollout) -> str:
+        """The response, without the token that ended it."""
+        return self._tokenizer.decode(rollout.tokens[: len(rollout.tokens) - rollout.has_stopped])
+
+    def _collected(
+        self, rollouts: list[Rollout], scores: Sequence[Scores], sample_seconds: float, reward_seconds: float
+    ) -> Collected:
+        score_N = np.concatenate([one.total for one in scores])
+        group_N = np.array([one.group for one in rollouts])
+        return Collected(
+            rollouts=rollouts,
+            score_N=score_N,
+            by_name={name: np.concatenate([one.by_name[name] for one in scores]) for name in scores[0].by_name},
+            zero_variance_groups=len(zero_variance_groups(score_N, group_N)),
+            sampled_groups=len(scores),
+            errors=sum(one.errors for one in scores),
+            timeouts=sum(one.timeouts for one in scores),
+            crashes=sum(one.crashes for one in scores),
+            tokens=sum(len(one.tokens) for one in rollouts),
+            sample_seconds=sample_seconds,
+            reward_seconds=reward_seconds,
+        )
+
+
+def _groups(collected: Collected) -> set[int]:
+    return {one.group for one in collected.rollouts}
+
+
+def _best(found: Sequence[Collected], wanted: int, samples: int) -> Collected:
+    """Of all groups as many as are wanted: those that teach something first, and then the earliest."""
+    first, rest = found[0], found[1:]
+    if not rest:
+        return first
+    rollouts = [rollout for one in found for rollout in one.rollouts]
+    score_N = np.concatenate([one.score_N for one in found])
+    group_N = np.array([one.group for one in rollouts])
+    equal = set(map(int, zero_variance_groups(score_N, group_N)))
+    order = sorted(range(0, len(rollouts), samples), key=lambda at: (int(group_N[at]) in equal, at))[:wanted]
+    kept = np.concatenate([np.arange(at, at + samples) for at in sorted(order)])
+    return replace(
+        first,
+        rollouts=[rollouts[at] for at in kept],
+        score_N=score_N[kept],
+        by_name={name: np.concatenate([one.by_name[name] for one in found])[kept] for name in first.by_name},
+        **{
+            name: sum(getattr(one, name) for one in found)
+            for name in (
+                "zero_variance_groups",
+                "sampled_groups",
+                "errors",
+                "timeouts",
+                "crashes",
+                "tokens",
+                "sample_seconds",
+                "reward_seconds",
+            )
+        },
+    )

@@ -1,0 +1,94 @@
+"""The options of reinforcement learning."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from meshsys.config_file import INT32_MAX, Count, FromList, Section
+from meshsys.rl.algorithm_config import AlgorithmConfig
+from meshsys.rl.rewards.config import RewardConfig, RewardPoolConfig
+from meshsys.rl.tasks.config import TaskConfig
+
+__all__ = ["RlConfig", "SamplingAxes", "SamplingConfig"]
+
+
+class SamplingAxes(Section):
+    """Devices along each axis of the sampling layout, over the devices that train.
+
+    Attributes:
+        data: copies of the model, each with its share of the sequences; null means all devices that the others leave.
+        tensor: devices that share each layer's matrices.
+        expert: devices that share the experts of a mixture.
+    """
+
+    data: Count | None = None
+    tensor: Count = 1
+    expert: Count = 1
+
+
+class SamplingConfig(Section):
+    """How responses are sampled.
+
+    Attributes:
+        axes: the layout.
+        slots: sequences that are sampled at once; null means all of a step.
+        temperature: divides the logits.
+        top_k: tokens to choose from, the likeliest ones; 0 means all.
+        top_p: the likeliest tokens with this much probability are chosen from.
+        min_p: tokens with this share of the likeliest one's probability are chosen from.
+        tolerance: the most that a token's log-probability may differ between sampler and trainer; a run stops at more.
+            Null means 1e-3 with float32 models, and otherwise any.
+    """
+
+    axes: SamplingAxes = Field(default_factory=SamplingAxes)
+    slots: Count | None = None
+    temperature: float = Field(default=1.0, gt=0, le=1e6)
+    top_k: int = Field(default=0, ge=0, le=INT32_MAX)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    tolerance: Annotated[float, Field(gt=0)] | None = None
+
+
+class RlConfig(Section):
+    """A policy that learns from its own responses: what it is asked, how it is judged, how it learns.
+
+    Attributes:
+        tasks: where prompts come from.
+        rewards: what responses are worth: a sum.
+        reward_pool: the processes that compute rewards.
+        algorithm: how the policy learns.
+        sampling: how responses are sampled.
+        reshard: how parameters go from the training layout to the sampling layout: a `copy`, or only the pieces that
+            changed (`delta`).
+        prompts_per_step: prompts that a step samples responses to.
+        samples_per_prompt: responses to each: a group.
+        max_prompt_tokens: longer prompts are left out.
+        max_response_tokens: where a response is cut off.
+        minibatches: parts of a step's responses, each an optimizer step.
+        epochs: how often a step's responses are learned from.
+        refills: how often a step samples more prompts in place of those whose responses are all worth the same, where
+            the algorithm does so.
+        transcripts: responses that samples.jsonl keeps of each step.
+    """
+
+    tasks: Annotated[tuple[TaskConfig, ...], FromList, Field(min_length=1)]
+    rewards: Annotated[tuple[RewardConfig, ...], FromList, Field(min_length=1)] = (RewardConfig(),)
+    reward_pool: RewardPoolConfig = Field(default_factory=RewardPoolConfig)
+    algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
+    sampling: SamplingConfig = Field(default_factory=SamplingConfig)
+    reshard: Literal["copy", "delta"] = "copy"
+    prompts_per_step: Count = 8
+    samples_per_prompt: Count = 8
+    max_prompt_tokens: Count = 128
+    max_response_tokens: Count = 128
+    minibatches: Count = 1
+    epochs: Count = 1
+    refills: int = Field(default=8, ge=0, le=INT32_MAX)
+    transcripts: int = Field(default=4, ge=0, le=INT32_MAX)
+
+    @property
+    def responses(self) -> int:
+        """Of a step."""
+        return self.prompts_per_step * self.samples_per_prompt

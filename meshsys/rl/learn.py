@@ -1,0 +1,228 @@
+"""From scored rollouts to optimizer steps: old and reference log-probabilities, advantages, weights, updates.
+
+Shapes: N responses, T tokens of a response, padded; R rows, S tokens of a row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshsys.errors import ConfigError
+from meshsys.rl import kl
+from meshsys.rl.advantages import Episodes
+from meshsys.rl.aggregation import token_weights
+from meshsys.rl.algorithm_config import Recipe
+from meshsys.rl.config import RlConfig
+from meshsys.rl.objectives import TokenFields
+from meshsys.rl.overlong import overlong_penalty
+from meshsys.rl.policy import PolicyBatch
+from meshsys.rl.rollouts import Rollout, RolloutRows
+from meshsys.rl.update import PolicyUpdate, Sampled
+from meshsys.state import Metrics, State
+
+__all__ = ["Learner", "Mismatch", "rows_of_an_update"]
+
+PyTree = Any
+Floats = NDArray[np.float64]
+
+
+class Mismatch(Exception):
+    """Sampler and trainer give a token log-probabilities that differ by more than they may."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Rollouts of one optimizer step."""
+
+    rollouts: Sequence[Rollout]
+    advantage_NT: Floats
+    importance_NT: Floats
+    old_NT: Floats | None
+    reference_NT: Floats | None
+
+    def __getitem__(self, part: NDArray[np.intp]) -> _Part:
+        def of(values: Floats | None) -> Floats | None:
+            return None if values is None else values[part]
+
+        rollouts, fields = [self.rollouts[number] for number in part], (self.advantage_NT, self.importance_NT)
+        return _Part(rollouts, fields[0][part], fields[1][part], of(self.old_NT), of(self.reference_NT))
+
+
+class Learner:
+    """Updates a policy from rollouts.
+
+    Args:
+        rows: of an optimizer step; those without a rollout are padding.
+        reference: parameters of the reference in training form; None where nothing asks for one.
+    """
+
+    def __init__(self, config: RlConfig, recipe: Recipe, update: PolicyUpdate, rows: int, reference: PyTree = None):
+        self._config, self._recipe, self._update, self._reference = config, recipe, update, reference
+        self._sizes = rows, update.assembly.config.data.sequence_length, config.max_response_tokens
+        self._tolerance = _tolerance(config, update.assembly.config.model.dtype)
+
+    @property
+    def needs_old(self) -> bool:
+        """Whether log-probabilities are looked up before the update, which finds them too."""
+        return self._updates > 1 or self._recipe.importance.mode != "none"
+
+    @property
+    def _updates(self) -> int:
+        return self._config.minibatches * self._config.epochs
+
+    def learn(
+        self, state: State, rollouts: Sequence[Rollout], score_N: Floats, order: np.random.Generator
+    ) -> tuple[State, dict[str, float], Metrics]:
+        """All optimizer steps of a step of the run; the state given is consumed.
+
+        Args:
+            order: how rollouts are divided into minibatches.
+
+        Returns:
+            The state, what the step's record says of them, and the last one's metrics.
+
+        Raises:
+            Mismatch: the state is as it was before the update that found it.
+        """
+        batch, record = self._prepared(state, rollouts, score_N)
+        parts = self._config.minibatches
+        sums: dict[str, float] = {}
+        error = record.get("sampler_logprob_error")
+        updates = 0
+        for _ in range(self._config.epochs):
+            numbers = order.permutation(len(rollouts)) if parts > 1 else np.arange(len(rollouts))
+            for part in np.split(numbers, parts):
+                is_first = error is None
+                state, metrics, found, difference = self._step(state, batch[part], check=is_first)
+                if is_first:
+                    error = difference
+                    self._check(error)
+                updates += 1
+                for name, value in found.items():
+                    sums[name] = sums.get(name, 0.0) + value
+                if not metrics.finite:
+                    break
+        record |= {name: value / updates for name, value in sums.items()}
+        record |= {"sampler_logprob_error": float(error or 0.0), "learning_rate": float(metrics.learning_rate)}
+        return state, record, metrics
+
+    def _prepared(self, state: State, rollouts: Sequence[Rollout], score_N: Floats) -> tuple[_Part, dict[str, float]]:
+        """What all updates of a step are made of."""
+        recipe, record = self._recipe, {}
+        old_NT, reference_NT = None, None
+        mask_NT, sampled_NT = self._padded(rollouts)
+        importance_NT = np.ones(mask_NT.shape)
+        if self.needs_old:
+            old_NT = self._scores(state.params, rollouts)
+            correction = recipe.importance(old_NT, sampled_NT, mask_NT)
+            importance_NT = correction.weight_NT
+            error = record["sampler_logprob_error"] = correction.metrics["logp_difference_max"]
+            self._check(error)
+            record |= {
+                name: correction.metrics[name]
+                for name in ("logp_difference_mean", "sampler_kl", "importance_max", "importance_ess", "bounded_share")
+            }
+        if self._reference is not None:
+            reference_NT = self._scores(self._reference, rollouts)
+        lengths_N = mask_NT.sum(1)
+        if recipe.overlong_buffer:
+            penalty_N = overlong_penalty(lengths_N, self._config.max_response_tokens, recipe.overlong_buffer)
+            score_N, record["overlong_penalty"] = score_N + penalty_N, float(penalty_N.mean())
+        token_reward_NT = None
+        if recipe.kl and recipe.kl.place == "reward":
+            assert reference_NT is not None
+            logp_NT = sampled_NT if old_NT is None else old_NT
+            apart_NT = kl.estimate(recipe.kl.estimator, *(np.where(mask_NT, a, 0.0) for a in (logp_NT, reference_NT)))
+            token_reward_NT = -recipe.kl.coefficient * apart_NT
+            record["kl"] = float(apart_NT[mask_NT].mean())
+        episodes = Episodes(
+            score_N,
+            mask_NT,
+            token_reward_NT=token_reward_NT,
+            group_N=np.array([one.group for one in rollouts]) if recipe.grouped else None,
+            group_size=self._config.samples_per_prompt if recipe.grouped else None,
+        )
+        advantage_NT = recipe.advantage(episodes).advantage_NT
+        reference_NT = reference_NT if recipe.policy_loss.kl else None
+        return _Part(rollouts, advantage_NT, importance_NT, old_NT, reference_NT), record
+
+    def _padded(self, rollouts: Sequence[Rollout]) -> tuple[NDArray[np.bool_], Floats]:
+        rows = RolloutRows(rollouts, *self._sizes)
+        return rows.mask_NT, rows.padded("log_probs").astype(np.float64)
+
+    def _scores(self, params: PyTree, rollouts: Sequence[Rollout]) -> Floats:
+        """Log-probabilities of the rollouts' tokens, [N, T]; NaN where there is none."""
+        count = self._sizes[0]
+        found = []
+        for start in range(0, len(rollouts), count):
+            rows = RolloutRows(rollouts[start : start + count], *self._sizes)
+            found.append(rows.to_tokens(self._update.score(params, rows.batch())))
+        return np.concatenate(found)
+
+    def _step(self, state: State, part: _Part, *, check: bool) -> tuple[State, Metrics, dict[str, float], float]:
+        rows = RolloutRows(part.rollouts, *self._sizes)
+        weight_NT = token_weights(self._recipe.aggregation, rows.mask_NT, self._config.max_response_tokens)
+
+        def places(values_NT: Floats | None) -> Any:
+            return None if values_NT is None else rows.to_rows(values_NT, fill=np.nan)
+
+        fields = TokenFields(
+            sequence_ids_BS=rows.is_sampled_RS.astype(np.int32),  # type: ignore[arg-type]
+            old_logp_BS=places(part.old_NT) if self._updates > 1 else None,
+            advantage_BS=places(part.advantage_NT),
+            importance_BS=places(part.importance_NT) if self._recipe.importance.mode != "none" else None,
+            reference_logp_BS=places(part.reference_NT),
+        )
+        batch = PolicyBatch(rows.batch(weight_NT), fields)
+        sampled = Sampled(rows.to_rows(rows.padded("log_probs")), rows.is_sampled_RS)
+        tolerance = self._tolerance if check else math.inf
+        state, metrics, learned, error = self._update.update(state, batch, sampled, tolerance)
+        told, sampled_RS = learned.diagnostics, rows.is_sampled_RS
+
+        def mean(values_RS: Any) -> float:
+            return float(values_RS[sampled_RS].mean()) if sampled_RS.any() else 0.0
+
+        found = {
+            "loss": float(metrics.loss),
+            "grad_norm": float(metrics.grad_norm),
+            "ratio_max": float(told.ratio_BS.max()),
+            "clip_fraction": mean(told.clipped_low_BS + told.clipped_high_BS + told.clipped_dual_BS),
+            "update_kl": mean(told.old_kl_BS),
+        }
+        if part.reference_NT is not None:
+            found["kl"] = mean(told.reference_kl_BS)
+        return state, metrics, found, error
+
+    def _check(self, error: float) -> None:
+        if not error <= self._tolerance:
+            raise Mismatch(
+                f"a token has a log-probability that differs by {error:.3g} between sampler and trainer, and "
+                f"rl.sampling.tolerance is {self._tolerance:g}; raise that if the difference is one of precision"
+            )
+
+
+def _tolerance(config: RlConfig, dtype: str) -> float:
+    if config.sampling.tolerance is not None:
+        return config.sampling.tolerance
+    return 1e-3 if dtype == "float32" else math.inf
+
+
+def rows_of_an_update(config: RlConfig, unit: int) -> int:
+    """Rows of an optimizer step, a multiple of `unit` that holds a minibatch.
+
+    Raises:
+        ConfigError: the rollouts do not divide into minibatches.
+    """
+    if config.responses % config.minibatches:
+        raise ConfigError(
+            f"rl.minibatches={config.minibatches} does not divide the {config.responses} responses of a step, "
+            f"rl.prompts_per_step={config.prompts_per_step} x rl.samples_per_prompt={config.samples_per_prompt}; set "
+            "rl.minibatches to a divisor"
+        )
+    return -(-config.responses // config.minibatches // unit) * unit

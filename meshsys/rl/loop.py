@@ -1,0 +1,273 @@
+"""The run: reshard, sample, score, learn, record, save; and again.
+
+All devices sample, then all devices train, each in a layout of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh
+
+from meshsys import distributed
+from meshsys.assemble import Assembly, assemble, topology_of
+from meshsys.checkpoint import Checkpoints
+from meshsys.config import Config, to_yaml
+from meshsys.errors import ConfigError
+from meshsys.files import write_whole
+from meshsys.mesh import ensure_devices, make_mesh
+from meshsys.metrics import MetricsWriter
+from meshsys.planner import plan_of
+from meshsys.report import write_report
+from meshsys.rl.algorithm_config import Recipe
+from meshsys.rl.collect import Collected, Collector
+from meshsys.rl.config import RlConfig
+from meshsys.rl.learn import Learner, Mismatch, rows_of_an_update
+from meshsys.rl.progress import RlProgress
+from meshsys.rl.prompts import PromptStream
+from meshsys.rl.rewards import RewardPool
+from meshsys.rl.sampler import Sampler
+from meshsys.rl.tasks.mixture import Mixture
+from meshsys.rl.tasks.registry import open_tasks
+from meshsys.rl.transcripts import TranscriptWriter
+from meshsys.rl.update import PolicyUpdate
+from meshsys.run_folder import check_same_model, locked
+from meshsys.sharding import BATCH_AXES
+from meshsys.signals import StopSignals, stop_signals
+from meshsys.state import State
+from meshsys.torus import Topology, place
+from models.sampling import Sampling
+
+__all__ = ["run_rl"]
+
+
+def run_rl(config: Config) -> int:
+    """Learns to `train.steps`, going on from the run's newest checkpoint; returns the exit code.
+
+    0 when the run is complete, 1 after a loss or gradient that is not finite or where sampler and trainer differ,
+    128 + N after signal N. Must be called on the main thread.
+
+    Raises:
+        ConfigError: a configuration that cannot run; nothing has been written then.
+    """
+    rl = config.rl
+    if rl is None:
+        raise ConfigError("rl is missing; `meshsys rl` needs that section, with tasks at least")
+    if distributed.count() > 1:
+        raise ConfigError(f"{distributed.count()} processes: `meshsys rl` runs in one; start it once")
+    topology = topology_of(config)
+    ensure_devices(topology.size, f"mesh.topology={topology}")
+    run = _prepared(config, rl, topology)
+    folder = config.run_dir
+    with run.rewards, locked(folder), stop_signals() as signals:
+        checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep)
+        try:
+            return _run(run, checkpoints, folder, signals)
+        finally:
+            checkpoints.close()
+
+
+@dataclass(frozen=True)
+class _Run:
+    config: Config
+    rl: RlConfig
+    assembly: Assembly
+    recipe: Recipe
+    update: PolicyUpdate
+    sampling_mesh: Mesh
+    prompts: Mixture
+    rewards: RewardPool
+    rows: int
+
+
+def _prepared(config: Config, rl: RlConfig, topology: Topology) -> _Run:
+    axes = config.mesh.axes
+    unit = config.pipeline.microbatches * math.prod(getattr(axes, axis) for axis in BATCH_AXES)
+    rows = rows_of_an_update(rl, unit)
+    length = rl.max_prompt_tokens + rl.max_response_tokens
+    parts = 2 * axes.context if axes.context > 1 else 1
+    of_an_update = config.model_copy(
+        update={
+            "data": config.data.model_copy(update={"batch_size": rows, "sequence_length": -(-length // parts) * parts}),
+            "train": config.train.model_copy(update={"steps": config.train.steps * rl.minibatches * rl.epochs}),
+        }
+    )
+    assembly = assemble(of_an_update)
+    if assembly.schedule.period:
+        raise ConfigError(
+            f"pipeline.schedule={config.pipeline.schedule} has no flush: it updates a policy while an older one is "
+            "still learned from; take another, as 1f1b"
+        )
+    recipe = _recipe(rl, axes.context)
+    how = rl.sampling
+    sampling = Sampling(how.temperature, how.top_k, how.top_p, how.min_p)
+    if sampling.truncates and config.pipeline.head == "vocab_parallel":
+        raise ConfigError(
+            "pipeline.head=vocab_parallel has no rank that sees all logits, which rl.sampling.top_k, top_p and min_p "
+            "choose from; set pipeline.head=last_stage, or leave these out"
+        )
+    mesh = make_mesh(assembly.placement)
+    sampling_mesh = _sampling_mesh(rl, topology, mesh)
+    prompts = open_tasks(rl.tasks, config.run.seed, chat=assembly.tokenizer.chat is not None)
+    update = PolicyUpdate(assembly, mesh, recipe.policy_loss, sampling)
+    rewards = RewardPool(rl.rewards, rl.reward_pool, scorers=prompts.scorers)
+    return _Run(config, rl, assembly, recipe, update, sampling_mesh, prompts, rewards, rows)
+
+
+def _recipe(rl: RlConfig, context: int) -> Recipe:
+    recipe = rl.algorithm.recipe(rl.max_response_tokens, sequence_axis="context" if context > 1 else None)
+    if recipe.grouped and rl.samples_per_prompt < 2:
+        raise ConfigError(
+            f"rl.samples_per_prompt={rl.samples_per_prompt}, but rl.algorithm.name={recipe.name} compares the "
+            "responses to a prompt; set it to 2 or more"
+        )
+    return recipe
+
+
+def _sampling_mesh(rl: RlConfig, topology: Topology, training: Mesh) -> Mesh:
+    axes, devices = rl.sampling.axes, training.size
+    others = axes.tensor * axes.expert
+    data = devices // others if axes.data is None else axes.data
+    if data * others != devices:
+        sizes = " x ".join(f"{name} {size}" for name, size in (("tensor", axes.tensor), ("expert", axes.expert)))
+        raise ConfigError(
+            f"rl.sampling.axes: data {axes.data or 'the rest'} x {sizes} is not the {devices} devices that train; "
+            f"change one of them"
+        )
+    shape = {"data": data, "tensor": axes.tensor, "expert": axes.expert}
+    if devices < topology.size:  # the devices of a sub-slice, whatever its shape
+        return make_mesh(place(Topology.parse(str(devices)), shape), list(training.devices.flat))
+    return make_mesh(place(topology, shape))
+
+
+def _run(run: _Run, checkpoints: Checkpoints, folder: Path, signals: StopSignals) -> int:
+    config, rl, update = run.config, run.rl, run.update
+    steps, every = config.train.steps, config.checkpoint.every
+    restored = checkpoints.restore(
+        lambda _: update.canonical(previous=False),
+        lambda meta: _check_same_run(run, meta),
+        lambda line: print(line, flush=True),
+    )
+    state, taken, at, version = update.init(), 0, 0, 0
+    reference = state.params if run.recipe.kl else None
+    if restored is not None:
+        state, meta = update.from_canonical(restored[0]), restored[1]
+        taken, at, version = meta["step"], meta["rl"]["prompt"], meta["rl"]["version"]
+        print(f"resuming {config.run.name} after step {taken}", flush=True)
+    elif reference is not None:
+        state = update.init()  # an update consumes its state
+    write_whole(folder / "config.yaml", to_yaml(config))
+    write_whole(folder / "plan.json", plan_of(run.assembly).to_json())
+
+    tokenizer = run.assembly.tokenizer
+    start = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
+    begin = tokenizer.prompt_ids if config.model.pretrained else (start,)
+    prompts = PromptStream(run.prompts, tokenizer, begin, rl.max_prompt_tokens, at)
+    sampler = Sampler(
+        run.assembly, state.params, run.sampling_mesh, slots=rl.sampling.slots or rl.responses, mode=rl.reshard
+    )
+    refills = run.recipe.dynamic_sampling
+    collector = Collector(rl, sampler, run.rewards, tokenizer, refills=refills, seed=config.run.seed)
+    learner = Learner(rl, run.recipe, update, run.rows, reference)
+    metrics, transcripts = MetricsWriter(folder, taken), TranscriptWriter(folder, taken, rl.transcripts)
+
+    def save(state: State) -> None:
+        meta = {"step": taken, "model": dataclasses.asdict(run.assembly.config.model)}
+        checkpoints.save(taken, update.to_canonical(state), meta | {"rl": {"prompt": prompts.at, "version": version}})
+
+    code = 0
+    try:
+        with RlProgress(taken, steps) as progress:
+            run.rewards.warm()
+            signals.wait_for_step = True
+            while taken < steps and signals.caught is None:
+                step, begun = taken + 1, time.perf_counter()
+                progress.phase("reshard")
+                sampler.update(state.params, version)
+                progress.phase("sample")
+                before = prompts.at, prompts.skipped
+                collected = collector.collect(prompts, step)
+                progress.phase("train")
+                train_begun = time.perf_counter()
+                order = np.random.default_rng((config.run.seed, step))
+                try:
+                    state, learned, found = learner.learn(state, collected.rollouts, collected.score_N, order)
+                except Mismatch as mismatch:
+                    progress.say(f"step {step}: {mismatch}; the state before it is saved")
+                    prompts.at, code = before[0], 1
+                    break
+                if not found.finite and not config.train.skip_nonfinite:
+                    progress.say(
+                        f"step {step} is not finite: {update.first_nonfinite(found)}; the state before it is saved. "
+                        "Lower train.learning_rate, or set train.skip_nonfinite=true to skip such steps"
+                    )
+                    prompts.at, code = before[0], 1
+                    break
+                version += rl.minibatches * rl.epochs
+                ended = time.perf_counter()
+                record = {
+                    "step": step,
+                    **_of_rewards(collected),
+                    **learned,
+                    "tokens": collected.tokens,
+                    "tokens_per_s": collected.tokens / max(collected.sample_seconds, 1e-9),
+                    "prompts_skipped": prompts.skipped - before[1],
+                    "reshard_bytes": sampler.plan.moved_bytes,
+                    "reshard_changed": sampler.reshard_changed,
+                    "reshard_seconds": sampler.reshard_seconds,
+                    "sample_seconds": collected.sample_seconds,
+                    "reward_seconds": collected.reward_seconds,
+                    "train_seconds": ended - train_begun,
+                    "step_seconds": ended - begun,
+                    "compilations": sampler.compilations + update.compilations,
+                    "policy_version": version,
+                }
+                metrics.write(record)
+                transcripts.write(step, collected, collector.text)
+                progress.update(record)
+                taken = step
+                if every and taken % every == 0:
+                    save(state)
+            save(state)
+            if taken < steps and not code:
+                caught = signals.caught or signal.SIGTERM
+                code = 128 + caught
+                progress.say(f"stopped by {caught.name} after step {taken}; the same command goes on from there")
+    finally:
+        metrics.close()
+        transcripts.close()
+    report = write_report(folder)
+    print(f"{'complete' if taken >= steps else 'saved'} at step {taken}: {report}", flush=True)
+    return code
+
+
+def _of_rewards(collected: Collected) -> dict[str, Any]:
+    rollouts = collected.rollouts
+    return {
+        "reward_mean": float(collected.score_N.mean()),
+        "reward_std": float(collected.score_N.std()),
+        **{f"reward/{name}": float(values.mean()) for name, values in collected.by_name.items()},
+        "zero_variance_groups": collected.zero_variance_groups,
+        "sampled_groups": collected.sampled_groups,
+        "response_tokens_mean": float(np.mean([len(one.tokens) for one in rollouts])),
+        "stopped_fraction": float(np.mean([one.has_stopped for one in rollouts])),
+        "reward_errors": collected.errors,
+        "reward_timeouts": collected.timeouts,
+        "reward_crashes": collected.crashes,
+    }
+
+
+def _check_same_run(run: _Run, meta: dict[str, Any]) -> None:
+    check_same_model(run.assembly.config, meta)
+    if "rl" not in meta:
+        raise ConfigError(
+            f"run.dir={run.config.run_dir} holds a run of `meshsys train`; begin a new one under another run.name, "
+            "with model.pretrained set to what `meshsys export` makes of it"
+        )

@@ -1,0 +1,99 @@
+"""A policy as the pipeline's program needs it: what is learned of sampled tokens, and what is only looked up.
+
+Shapes: B rows, S tokens of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from meshsys.rl.objectives import Diagnostics, PolicyLoss, TokenFields
+from models import Batch, Decoder
+from models.sampling import Sampling
+from schedules.pipeline_model import Part, PipelineModel
+
+__all__ = ["Learned", "PolicyBatch", "learning_model", "scoring_model"]
+
+PyTree = Any
+
+
+class PolicyBatch(NamedTuple):
+    """Sampled rows; `batch.weights` are those of the tokens' losses.
+
+    Attributes:
+        fields: of each token; `old_logp_BS` None means that the policy that is updated drew the tokens.
+    """
+
+    batch: Batch
+    fields: TokenFields
+
+
+class Learned(NamedTuple):
+    """Of each token of an update: its log-probability before it, float32 [B, S], and what the objective tells."""
+
+    logp_BS: jax.Array
+    diagnostics: Diagnostics
+
+
+class _Context(NamedTuple):
+    decoder: Any
+    fields: TokenFields
+
+
+def learning_model(model: PipelineModel, decoder: Decoder, loss: PolicyLoss, sampling: Sampling) -> PipelineModel:
+    """The blocks of a pretraining model, with a head that minimises a policy's loss over `PolicyBatch`es.
+
+    Its `aux` is `Learned`. Head and embedding may be divided over the pipeline, without truncated sampling.
+    """
+
+    def prepare(microbatch: PolicyBatch, key: PyTree) -> _Context:
+        return _Context(model.prepare(microbatch.batch, key), microbatch.fields)
+
+    def of_log_probs(context: _Context, logp_BS: jax.Array) -> tuple[jax.Array, Learned]:
+        fields = context.fields
+        if fields.old_logp_BS is None:
+            fields = fields._replace(old_logp_BS=jax.lax.stop_gradient(logp_BS))
+        found = loss(logp_BS, fields)
+        total = jnp.sum(context.decoder.batch.weights * found.loss_BS)
+        return total, Learned(jax.lax.stop_gradient(logp_BS), found.diagnostics)
+
+    def last(shared: PyTree, x_BSD: jax.Array, context: _Context) -> tuple[jax.Array, Learned]:
+        return of_log_probs(context, decoder.log_probs(shared, x_BSD, context.decoder, sampling))
+
+    def last_part(
+        shared: PyTree, x_BSD: jax.Array, context: _Context, scale: jax.Array, part: Part
+    ) -> tuple[tuple[jax.Array, Learned], jax.Array, PyTree]:
+        logp_BS, backward = decoder.log_probs_part(shared, x_BSD, context.decoder, part)
+        total, pull, learned = jax.vjp(lambda logp_BS: of_log_probs(context, logp_BS), logp_BS, has_aux=True)
+        return (total, learned), *backward(pull(scale)[0])
+
+    return replace(_on_decoder(model, prepare), last=last, last_part=last_part, has_aux=True)
+
+
+def scoring_model(model: PipelineModel, decoder: Decoder, sampling: Sampling) -> PipelineModel:
+    """The same blocks over `Batch`es; `aux` are the targets' log-probabilities, float32 [B, S]."""
+
+    def last(shared: PyTree, x_BSD: jax.Array, context: _Context) -> tuple[jax.Array, jax.Array]:
+        return jnp.zeros((), jnp.float32), decoder.log_probs(shared, x_BSD, context.decoder, sampling)
+
+    def prepare(batch: Batch, key: PyTree) -> _Context:
+        return _Context(model.prepare(batch, key), ())  # type: ignore[arg-type]
+
+    return replace(_on_decoder(model, prepare), last=last, last_part=None, has_aux=True)
+
+
+def _on_decoder(model: PipelineModel, prepare: Callable[..., _Context]) -> PipelineModel:
+    """The model's embedding and layers, which have the decoder's own context within that of `prepare`."""
+    part = model.first_part
+    return replace(
+        model,
+        prepare=prepare,
+        first=lambda shared, context: model.first(shared, context.decoder),
+        layer=lambda params, x, context, number: model.layer(params, x, context.decoder, number),
+        first_part=part and (lambda shared, context, which: part(shared, context.decoder, which)),
+    )

@@ -1,0 +1,110 @@
+"""The programs of the training layout: a policy's update, and the log-probabilities of tokens that others drew.
+
+Shapes: R rows, S tokens of a row; M microbatches, B sequences of a microbatch.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from meshsys.assemble import Assembly
+from meshsys.rl.objectives import PolicyLoss
+from meshsys.rl.policy import Learned, PolicyBatch, learning_model, scoring_model
+from meshsys.rows import Rows
+from meshsys.state import Metrics, State, StateForms
+from models import Batch
+from models.sampling import Sampling
+from schedules.actions import forward_only
+from schedules.program import Program, compiler_options
+
+__all__ = ["PolicyUpdate", "Sampled"]
+
+PyTree = Any
+
+
+class Sampled(NamedTuple):
+    """What an update is checked by: the sampler's log-probabilities, and where tokens were sampled; [R, S]."""
+
+    logp_RS: Any
+    is_sampled_RS: Any
+
+
+class PolicyUpdate(StateForms):
+    """The state of a policy, its update and its scores, on the assembly's mesh and schedule.
+
+    Args:
+        loss: of the policy.
+        sampling: how tokens are sampled; log-probabilities are under that distribution.
+    """
+
+    def __init__(self, assembly: Assembly, mesh: Mesh, loss: PolicyLoss, sampling: Sampling):
+        super().__init__(assembly, mesh)
+        config, decoder, tables = assembly.config, assembly.decoder, assembly.program
+        self._batches = Rows(mesh, config.pipeline.microbatches, config.data.sequence_length)
+        self._rows_sharding = NamedSharding(mesh, PartitionSpec(None, "pipe"))
+        self._replicated = NamedSharding(mesh, PartitionSpec())
+        jit, options = partial(jax.jit, compiler_options=compiler_options(mesh)), self.program_options
+
+        model = learning_model(assembly.model, decoder, loss, sampling)
+        self._gradients = tables.value_and_grad(model, mesh, self.specs, **options)
+        self._update = jit(self._updated, donate_argnums=0)
+
+        treatment = [remat for remat, _ in tables.treatment]
+        self._forwards = Program(
+            forward_only(assembly.schedule), config.model.layers, treatment, holders=decoder.holders
+        )
+        score = self._forwards.value(scoring_model(assembly.model, decoder, sampling), mesh, self.specs, **options)
+        self._score = jit(lambda params, batch, rows: score(decoder.cast(params), batch, None, rows)[1])
+
+    @cached_property
+    def _update_rows(self) -> PyTree:
+        return jax.device_put(self.assembly.program.rows(), self._rows_sharding)
+
+    @cached_property
+    def _score_rows(self) -> PyTree:
+        return jax.device_put(self._forwards.rows(), self._rows_sharding)
+
+    @property
+    def compilations(self) -> int:
+        """Programs that were compiled so far."""
+        return self._update._cache_size() + self._score._cache_size()  # type: ignore[attr-defined]
+
+    def score(self, params: PyTree, rows: Batch) -> np.ndarray:
+        """Log-probabilities of the targets of NumPy's rows, float32 [R, S]; of parameters in training form."""
+        return self._batches.take(self._score(params, self._batches.put(rows), self._score_rows))
+
+    def update(
+        self, state: State, rows: PolicyBatch, sampled: Sampled, tolerance: float
+    ) -> tuple[State, Metrics, Learned, float]:
+        """One optimizer step; the state given is consumed.
+
+        Args:
+            rows: of NumPy.
+            tolerance: the most that log-probabilities of the sampler and of this policy may differ; beyond it the
+                step is not taken. Infinite for an update that is not the first on these rows.
+
+        Returns:
+            The state, its metrics, what was learned as NumPy's [R, S], and the largest difference.
+        """
+        limit = jax.device_put(np.float32(tolerance), self._replicated)
+        arguments = self._batches.put((rows, sampled))
+        state, metrics, learned, error = self._update(state, *arguments, limit, self._update_rows)
+        return state, jax.device_get(metrics), self._batches.take(learned), float(error)
+
+    def _updated(
+        self, state: State, rows: PolicyBatch, sampled: Sampled, tolerance: jax.Array, table: PyTree
+    ) -> tuple[State, Metrics, Learned, jax.Array]:
+        params = self.assembly.decoder.cast(state.params)
+        (loss, learned), grads = self._gradients(params, rows, jnp.ones((), jnp.float32), None, table)
+        apart = jnp.where(sampled.is_sampled_RS, jnp.abs(learned.logp_BS - sampled.logp_RS), 0.0)
+        error = jnp.max(apart)
+        tokens = jnp.sum(rows.fields.sequence_ids_BS > 0, dtype=jnp.int32)
+        state, metrics = self.updated(state, loss, grads, tokens, error <= tolerance)
+        state = jax.lax.with_sharding_constraint(state, self.shardings)
+        return state, metrics, learned, error
