@@ -174,7 +174,7 @@ class Learner:
 
         fields = TokenFields(
             sequence_ids_BS=rows.is_sampled_RS.astype(np.int32),  # type: ignore[arg-type]
-            old_logp_BS=places(part.old_NT) if self._updates > 1 else None,
+            old_logp_BS=places(part.old_NT) if self._updates > 1 else None,  # type: ignore[arg-type]
             advantage_BS=places(part.advantage_NT),
             importance_BS=places(part.importance_NT) if self._recipe.importance.mode != "none" else None,
             reference_logp_BS=places(part.reference_NT),
