@@ -20,7 +20,7 @@ from meshsys.rl.aggregation import AGGREGATIONS
 from meshsys.rl.algorithms import ADVANTAGES, ALGORITHMS, OBJECTIVES, Algorithm
 from meshsys.rl.importance import Importance
 from meshsys.rl.kl import Estimator, KlPenalty, Place
-from meshsys.rl.objectives import PolicyLoss
+from meshsys.rl.objectives import Objective, PolicyLoss
 from meshsys.rl.values import ValueLoss
 
 __all__ = ["AlgorithmConfig", "ImportanceConfig", "KlConfig", "Recipe"]
@@ -39,6 +39,7 @@ class Recipe:
         name: the algorithm's.
         dynamic_sampling: whether prompts whose responses all score the same are replaced by others.
         grouped: whether advantages need `Episodes.group_N`; groups have 2 members or more.
+        on_policy: whether a batch is good for one update only.
         overlong_buffer: tokens before the longest response over which `overlong_penalty` grows; 0 for no penalty.
         kl: the penalty, which needs the reference's log-probabilities: for the scores if it is in the reward, for
             `policy_loss` otherwise. None for none.
@@ -52,6 +53,7 @@ class Recipe:
     name: str
     dynamic_sampling: bool
     grouped: bool
+    on_policy: bool
     overlong_buffer: int
     kl: KlPenalty | None
     advantage: Callable[[Episodes], Advantages]
@@ -153,8 +155,8 @@ class AlgorithmConfig(Section):
         algorithm = ALGORITHMS[self.name]
         advantage, objective = ADVANTAGES[algorithm.advantage], self.objective or algorithm.objective
         for option in ("clip_low", "clip_high", "dual_clip"):
-            if option not in OBJECTIVES[objective].options:
-                users = [name for name, kind in OBJECTIVES.items() if option in kind.options]
+            if option not in OBJECTIVES[objective].defaults:
+                users = [name for name, kind in OBJECTIVES.items() if option in kind.defaults]
                 self._refuse(option, f"objective={objective}", "objective", users)
         for option in ("normalize_advantages", "gamma", "gae_lambda"):
             if option not in advantage.options:
@@ -176,19 +178,21 @@ class AlgorithmConfig(Section):
             for option in ("estimator", "place"):
                 if (value := getattr(kl, option)) is not None:
                     raise ValueError(
-                        f"algorithm.kl.{option}={value} does nothing, as algorithm.kl.coefficient is 0; set that above "
-                        f"0, as in 0.01, or leave {option} out"
+                        f"rl.algorithm.kl.{option}={value} does nothing, as rl.algorithm.kl.coefficient is 0; "
+                        f"set that above 0, as in 0.01, or leave {option} out"
                     )
         elif _PLACES[resolved.estimator] != resolved.place:
             estimator, place = resolved.estimator, resolved.place
-            way_out = f"use algorithm.kl.estimator={_ESTIMATORS[place]}, or algorithm.kl.place={_PLACES[estimator]}"
+            way_out = (
+                f"use rl.algorithm.kl.estimator={_ESTIMATORS[place]}, or rl.algorithm.kl.place={_PLACES[estimator]}"
+            )
             if place == "loss":
                 raise ValueError(
-                    f"algorithm.kl.estimator=k1 with algorithm.kl.place=loss penalises nothing: the expected gradient "
-                    f"of k1 is 0; {way_out}"
+                    f"rl.algorithm.kl.estimator=k1 with rl.algorithm.kl.place=loss penalises nothing: the expected "
+                    f"gradient of k1 is 0; {way_out}"
                 )
             raise ValueError(
-                f"algorithm.kl.estimator={estimator} with algorithm.kl.place=reward hardly penalises: near the "
+                f"rl.algorithm.kl.estimator={estimator} with rl.algorithm.kl.place=reward hardly penalises: near the "
                 f"reference, its effect on the policy vanishes to first order; {way_out}"
             )
         return self
@@ -201,13 +205,13 @@ class AlgorithmConfig(Section):
             if (value := getattr(correction, option)) is not None:
                 use = "mask" if option == "floor" else "truncate or mask"
                 raise ValueError(
-                    f"algorithm.importance.{option}={show_value(value)} is not used by algorithm.importance.mode="
+                    f"rl.algorithm.importance.{option}={show_value(value)} is not used by rl.algorithm.importance.mode="
                     f"{correction.mode}; leave it out, or set mode to {use}"
                 )
         resolved = self._importance()
         if resolved.mode == "mask" and resolved.floor >= resolved.cap:
             raise ValueError(
-                f"algorithm.importance.floor={resolved.floor:g} leaves no weight below algorithm.importance.cap="
+                f"rl.algorithm.importance.floor={resolved.floor:g} leaves no weight below rl.algorithm.importance.cap="
                 f"{resolved.cap:g}; lower the floor, or raise the cap"
             )
         return self
@@ -232,6 +236,7 @@ class AlgorithmConfig(Section):
             name=self.name,
             dynamic_sampling=_or(self.dynamic_sampling, algorithm.dynamic_sampling),
             grouped=advantage.grouped,
+            on_policy=OBJECTIVES[self.objective or algorithm.objective].on_policy,
             overlong_buffer=self._overlong_buffer(algorithm, max_tokens),
             kl=kl,
             advantage=partial(advantage.estimate, **given),
@@ -250,8 +255,8 @@ class AlgorithmConfig(Section):
     def _refuse(self, option: str, user: str, chooser: str, users: list[str]) -> None:
         if (value := getattr(self, option)) is not None:
             raise ValueError(
-                f"algorithm.{option}={show_value(value)} is not used by algorithm.{user}; leave it out, or set "
-                f"algorithm.{chooser} ({', '.join(users)})"
+                f"rl.algorithm.{option}={show_value(value)} is not used by rl.algorithm.{user}; leave it out, or set "
+                f"rl.algorithm.{chooser} ({', '.join(users)})"
             )
 
     # Resolving
@@ -272,26 +277,23 @@ class AlgorithmConfig(Section):
         own, given = Importance(), self.importance
         return Importance(given.mode, _or(given.level, own.level), _or(given.cap, own.cap), _or(given.floor, own.floor))
 
-    def _objective(self, algorithm: Algorithm, max_sequences: int, sequence_axis: str | None) -> Any:
+    def _objective(self, algorithm: Algorithm, max_sequences: int, sequence_axis: str | None) -> Objective:
         name = self.objective or algorithm.objective
         kind = OBJECTIVES[name]
-        # Another objective's bounds would be of another scale than the algorithm's own.
-        own = next(it for it in ALGORITHMS.values() if it.objective == name) if self.objective else algorithm
-        options = {
-            "clip_low": _or(self.clip_low, own.clip_low),
-            "clip_high": _or(self.clip_high, own.clip_high),
-            "dual_clip": self.dual_clip,
-            "max_sequences": max_sequences,
-            "axis": sequence_axis,
-        }
-        return kind.make(**{option: options[option] for option in kind.options})
+        options: dict[str, Any] = {**kind.defaults}
+        if name == algorithm.objective and algorithm.clip_high is not None:
+            options["clip_high"] = algorithm.clip_high
+        options.update({option: value for option in options if (value := getattr(self, option)) is not None})
+        if kind.of_sequences:
+            options.update(max_sequences=max_sequences, axis=sequence_axis)
+        return kind.make(**options)
 
     def _overlong_buffer(self, algorithm: Algorithm, max_tokens: int) -> int:
         buffer = _or(self.overlong_buffer, int(algorithm.overlong_share * max_tokens))
         if buffer >= max_tokens:
             raise ConfigError(
-                f"algorithm.overlong_buffer={buffer} punishes every response of up to {max_tokens} tokens; lower it, "
-                f"as to {max(max_tokens // 5, 1)}, or sample longer ones"
+                f"rl.algorithm.overlong_buffer={buffer} punishes every response of up to {max_tokens} tokens; lower "
+                f"it, as to {max(max_tokens // 5, 1)}, or sample longer ones"
             )
         return buffer
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from meshsys.rl import advantages
 from meshsys.rl.advantages import Advantages
@@ -35,12 +35,16 @@ class ObjectiveKind:
     """A way to compute the loss of a token.
 
     Attributes:
-        make: the objective, of what `options` names, by name.
-        options: what there is a choice of, `max_sequences` and `axis` by the batch.
+        make: the objective, of what `defaults` names, by name.
+        defaults: what there is a choice of, and what is taken without one.
+        of_sequences: whether it looks at sequences, and takes `max_sequences` and `axis` too.
+        on_policy: whether it takes the tokens for the policy's own, and so is right for one update with them.
     """
 
     make: Callable[..., Objective]
-    options: tuple[str, ...] = ()
+    defaults: Mapping[str, float | None] = field(default_factory=dict)
+    of_sequences: bool = False
+    on_policy: bool = False
 
 
 ADVANTAGES = {
@@ -55,10 +59,10 @@ ADVANTAGES = {
 }
 
 OBJECTIVES = {
-    "ppo_clip": ObjectiveKind(PpoClip, ("clip_low", "clip_high", "dual_clip")),
-    "gspo": ObjectiveKind(Gspo, ("clip_low", "clip_high", "max_sequences", "axis")),
-    "cispo": ObjectiveKind(Cispo, ("clip_low", "clip_high")),
-    "reinforce": ObjectiveKind(Reinforce),
+    "ppo_clip": ObjectiveKind(PpoClip, {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None}),
+    "gspo": ObjectiveKind(Gspo, {"clip_low": 3e-4, "clip_high": 4e-4}, of_sequences=True),
+    "cispo": ObjectiveKind(Cispo, {"clip_low": 1.0, "clip_high": 4.0}),
+    "reinforce": ObjectiveKind(Reinforce, on_policy=True),
 }
 
 
@@ -73,8 +77,7 @@ class Algorithm:
         advantage: a name of `ADVANTAGES`.
         objective: a name of `OBJECTIVES`.
         aggregation: a name of `meshsys.rl.aggregation.AGGREGATIONS`.
-        clip_low: its default.
-        clip_high: its default.
+        clip_high: in place of the objective's default.
         kl: the penalty if the user names none; None for none.
         dynamic_sampling: whether prompts whose responses all score the same are replaced.
         overlong_share: of the longest response, over which the punishment of length grows; 0 for no punishment.
@@ -86,8 +89,7 @@ class Algorithm:
     advantage: str
     objective: str = "ppo_clip"
     aggregation: str = "token_mean"
-    clip_low: float = 0.2
-    clip_high: float = 0.2
+    clip_high: float | None = None
     kl: KlPenalty | None = None
     dynamic_sampling: bool = False
     overlong_share: float = 0.0
@@ -125,8 +127,6 @@ _LISTED = (
         advantage="grpo",
         objective="gspo",
         aggregation="sequence_mean_token_mean",
-        clip_low=3e-4,
-        clip_high=4e-4,
     ),
     Algorithm(
         "cispo",
@@ -134,8 +134,6 @@ _LISTED = (
         "MiniMax 2025, arXiv:2506.13585; bound of Khatri et al. 2025, arXiv:2510.13786",
         advantage="grpo",
         objective="cispo",
-        clip_low=1.0,
-        clip_high=4.0,
     ),
     Algorithm(
         "rloo",

@@ -136,18 +136,22 @@ def test_gae_sums_discounted_surprises(episodes: Episodes, whiten: bool) -> None
     np.testing.assert_allclose(ours.return_NT, _spread(episodes, returns), atol=1e-12)
 
 
+# Where verl divides by a count of tokens, it adds 1e-8 to it.
+VERL_ERROR = 1e-9
+
+
 def test_values_of_verl(shared: Path) -> None:
     verl = np.load(shared / "fixtures" / "rl" / "verl_reference.npz")
     mask_NT = verl["mask"] > 0
     episodes = Episodes(verl["score"], mask_NT, group_N=verl["group"], group_size=4, value_NT=verl["values"])
-    for name in ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"):
-        ours = getattr(advantages, name)(episodes).advantage_NT
-        np.testing.assert_allclose(ours, verl[f"advantage_{name}"] * mask_NT, atol=1e-12, err_msg=name)
-    ours = advantages.gae(episodes, gamma=0.98, gae_lambda=0.95)
-    np.testing.assert_allclose(
-        ours.advantage_NT, verl["advantage_gae_gamma0.98_lambda0.95_whitened"] * mask_NT, atol=1e-12
-    )
-    np.testing.assert_allclose(ours.return_NT, verl["returns_gae_gamma0.98_lambda0.95"] * mask_NT, atol=1e-12)
+    ours = {
+        f"advantage_{name}": getattr(advantages, name)(episodes).advantage_NT
+        for name in ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
+    }
+    gae = advantages.gae(episodes, gamma=0.98, gae_lambda=0.95)
+    ours["advantage_gae_gamma0.98_lambda0.95_whitened"], ours["returns_gae_gamma0.98_lambda0.95"] = gae
+    for name, ours_NT in ours.items():
+        np.testing.assert_allclose(ours_NT, verl[name] * mask_NT, rtol=0, atol=VERL_ERROR, err_msg=name)
 
 
 # Equal but for rounding: 0.1 + 0.2 is not 0.3, and float32 sums differ in the seventh digit.
@@ -194,6 +198,28 @@ def test_advantages_of_a_group_sum_to_zero(episodes: Episodes, name: str) -> Non
     advantage_N = getattr(advantages, name)(episodes).advantage_NT[:, 0]
     for group in (2, 7, 40):
         assert abs(advantage_N[episodes.group_N == group].sum()) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline"])
+@pytest.mark.parametrize("seed", range(5))
+def test_what_all_scores_share_does_not_matter(name: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    score_N, mask_NT = rng.normal(size=12), rng.random((12, 4)) < 0.7
+    groups = {"group_N": rng.permutation(np.repeat([3, 1, 2], 4)), "group_size": 4}
+
+    def advantage_NT(score_N: np.ndarray) -> np.ndarray:
+        return getattr(advantages, name)(Episodes(score_N, mask_NT, **groups)).advantage_NT
+
+    np.testing.assert_allclose(advantage_NT(score_N + 10), advantage_NT(score_N), atol=1e-12)
+    scale = 10 if name in ("dr_grpo", "rloo") else 1
+    np.testing.assert_allclose(advantage_NT(score_N * 10), advantage_NT(score_N) * scale, atol=1e-5)
+
+
+def test_gae_that_looks_to_the_end_compares_returns_with_values(episodes: Episodes) -> None:
+    to_go_NT = advantages.reinforce_plus_plus(episodes, gamma=GAMMA, normalize_advantages=False).advantage_NT
+    ours = advantages.gae(episodes, gamma=GAMMA, gae_lambda=1.0, normalize_advantages=False)
+    np.testing.assert_allclose(ours.advantage_NT, to_go_NT - episodes.value_NT, atol=1e-12)
+    np.testing.assert_allclose(ours.return_NT, to_go_NT, atol=1e-12)
 
 
 def test_the_end_of_a_response_has_its_score() -> None:

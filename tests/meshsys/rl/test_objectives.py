@@ -255,6 +255,7 @@ def test_accumulation_is_the_whole(objective: Objective, aggregation: str, doubl
     np.testing.assert_allclose(np.concatenate([gradient_BS[:, :5], gradient_BS[:, 5:]]), gradient_NT, rtol=1e-14)
 
 
+VERL_ERROR = 5e-9  # where verl divides by a count of tokens, it adds 1e-8 to it
 VERL_AGGREGATIONS = {
     "token-mean": "token_mean",
     "seq-mean-token-sum": "sequence_mean_token_sum",
@@ -284,8 +285,8 @@ def test_values_and_gradients_of_verl(name: str, aggregation: str, shared: Path,
     value, gradient_NT = jax.value_and_grad(
         lambda logp_NT: jnp.sum(weight_NT * PolicyLoss(VERL_OBJECTIVES[name])(logp_NT, fields).loss_BS)
     )(jnp.asarray(verl["log_prob"]))
-    np.testing.assert_allclose(value, verl[f"loss_{name}_{aggregation}"], atol=1e-12)
-    np.testing.assert_allclose(gradient_NT, verl[f"grad_{name}_{aggregation}"], atol=1e-12)
+    np.testing.assert_allclose(value, verl[f"loss_{name}_{aggregation}"], rtol=0, atol=VERL_ERROR)
+    np.testing.assert_allclose(gradient_NT, verl[f"grad_{name}_{aggregation}"], rtol=0, atol=VERL_ERROR)
 
 
 def test_value_loss_of_verl(shared: Path, double: None) -> None:
@@ -299,8 +300,8 @@ def test_value_loss_of_verl(shared: Path, double: None) -> None:
     value, gradient_NT = jax.value_and_grad(
         lambda value_NT: jnp.sum(weight_NT * ValueLoss(clip=0.2)(value_NT, fields))
     )(jnp.asarray(verl["vpreds"]))
-    np.testing.assert_allclose(value, verl["value_loss_clip0.2"], atol=1e-12)
-    np.testing.assert_allclose(gradient_NT, verl["value_grad_clip0.2"], atol=1e-12)
+    np.testing.assert_allclose(value, verl["value_loss_clip0.2"], rtol=0, atol=1e-15)
+    np.testing.assert_allclose(gradient_NT, verl["value_grad_clip0.2"], rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize("clip", [None, 0.2])
