@@ -325,9 +325,10 @@ class Decoder:
         return jnp.sum(-log_probs_BS * weights), *backward(-scale * weights)
 
     def log_probs_part(
-        self, shared: PyTree, x_BSD: jax.Array, context: Context, part: Any
+        self, shared: PyTree, x_BSD: jax.Array, context: Context, part: Any, temperature: float = 1.0
     ) -> tuple[jax.Array, Callable[[jax.Array], tuple[jax.Array, PyTree]]]:
-        """The whole of `log_probs`, and from a gradient by it this part's share of those of the stream and of `shared`.
+        """The whole of `log_probs` at a temperature, and what turns a gradient by it into this part's share of the
+        gradients of the stream and of `shared`.
 
         The parts exchange each token's largest logit, the sum of exponentials, and the target's logit; no gradient
         is taken through that, as a log-probability's gradient by the logits has a closed form.
@@ -337,7 +338,8 @@ class Decoder:
 
         def logits(shared: PyTree, x_BSD: jax.Array) -> jax.Array:
             table = shared["embed"]["embedding"] if config.tie_embeddings else None
-            return _apply(_Head(config), shared["head"], x_BSD, table)
+            logits_BSV = _apply(_Head(config), shared["head"], x_BSD, table)
+            return logits_BSV / temperature if temperature != 1 else logits_BSV
 
         used = {name: value for name, value in shared.items() if name not in unused}
         logits_BSV, pull = jax.vjp(logits, used, x_BSD)

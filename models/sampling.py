@@ -111,6 +111,8 @@ def _kept(scaled_BSV: jax.Array, tokens_BS: jax.Array, sampling: Sampling) -> ja
 
 def truncate(scaled_BV: jax.Array, settings: Settings) -> jax.Array:
     """Logits, already divided by the temperature, with minus infinity for what top-k, top-p and min-p leave out."""
+    # Computed again where it is read, a logit could round otherwise and miss the threshold that it is.
+    scaled_BV = jax.lax.optimization_barrier(scaled_BV)
     vocabulary = scaled_BV.shape[1]
     top_B = scaled_BV.max(-1)
     count_B = jnp.where(settings.top_k > 0, jnp.minimum(settings.top_k, vocabulary), vocabulary)

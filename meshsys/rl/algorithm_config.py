@@ -82,13 +82,14 @@ class ImportanceConfig(Section):
     """The correction for a sampler whose log-probabilities differ from the trainer's.
 
     Attributes:
-        mode: `truncate` weights above the cap to the cap, `mask` those outside floor and cap to 0, or `none`.
+        mode: `truncate` weights above the cap to the cap, `mask` those outside floor and cap to 0, or `none`; null
+            means `none` with float32 models, which sampler and trainer compute alike, and otherwise `truncate`.
         level: a weight for each `token`, or for a `sequence`, the geometric mean of its tokens'.
         cap: the largest weight; null means 2.
         floor: the smallest, for mode `mask`; null means 0.5.
     """
 
-    mode: Literal["none", "truncate", "mask"] = "truncate"
+    mode: Literal["none", "truncate", "mask"] | None = None
     level: Literal["token", "sequence"] | None = None
     cap: float | None = Field(default=None, gt=0, le=_LARGEST)
     floor: float | None = Field(default=None, ge=0, le=_LARGEST)
@@ -200,15 +201,16 @@ class AlgorithmConfig(Section):
     @model_validator(mode="after")
     def _the_correction_corrects(self) -> Self:
         correction = self.importance
-        unused = {"none": ("level", "cap", "floor"), "truncate": ("floor",), "mask": ()}[correction.mode]
+        mode = correction.mode or "truncate"
+        unused = {"none": ("level", "cap", "floor"), "truncate": ("floor",), "mask": ()}[mode]
         for option in unused:
             if (value := getattr(correction, option)) is not None:
                 use = "mask" if option == "floor" else "truncate or mask"
                 raise ValueError(
                     f"rl.algorithm.importance.{option}={show_value(value)} is not used by rl.algorithm.importance.mode="
-                    f"{correction.mode}; leave it out, or set mode to {use}"
+                    f"{mode}; leave it out, or set mode to {use}"
                 )
-        resolved = self._importance()
+        resolved = self._importance(exact=False)
         if resolved.mode == "mask" and resolved.floor >= resolved.cap:
             raise ValueError(
                 f"rl.algorithm.importance.floor={resolved.floor:g} leaves no weight below rl.algorithm.importance.cap="
@@ -216,13 +218,16 @@ class AlgorithmConfig(Section):
             )
         return self
 
-    def recipe(self, max_tokens: int, *, max_sequences: int = 1, sequence_axis: str | None = None) -> Recipe:
+    def recipe(
+        self, max_tokens: int, *, max_sequences: int = 1, sequence_axis: str | None = None, exact: bool = False
+    ) -> Recipe:
         """The algorithm with every option resolved.
 
         Args:
             max_tokens: the longest that a response may be.
             max_sequences: the most that a row of a batch holds, for objectives on sequences.
             sequence_axis: a manual mesh axis that rows are divided over; None for none.
+            exact: whether sampler and trainer compute the same log-probabilities.
 
         Raises:
             ConfigError: an overlong buffer that no response fits in front of.
@@ -240,7 +245,7 @@ class AlgorithmConfig(Section):
             overlong_buffer=self._overlong_buffer(algorithm, max_tokens),
             kl=kl,
             advantage=partial(advantage.estimate, **given),
-            importance=self._importance(),
+            importance=self._importance(exact=exact),
             aggregation=self.aggregation or algorithm.aggregation,
             policy_loss=PolicyLoss(
                 self._objective(algorithm, max_sequences, sequence_axis),
@@ -273,9 +278,11 @@ class AlgorithmConfig(Section):
             place = _PLACES[estimator]
         return KlPenalty(coefficient, estimator, place)
 
-    def _importance(self) -> Importance:
+    def _importance(self, *, exact: bool) -> Importance:
         own, given = Importance(), self.importance
-        return Importance(given.mode, _or(given.level, own.level), _or(given.cap, own.cap), _or(given.floor, own.floor))
+        has_bounds = any(bound is not None for bound in (given.level, given.cap, given.floor))
+        mode = given.mode or ("none" if exact and not has_bounds else own.mode)
+        return Importance(mode, _or(given.level, own.level), _or(given.cap, own.cap), _or(given.floor, own.floor))
 
     def _objective(self, algorithm: Algorithm, max_sequences: int, sequence_axis: str | None) -> Objective:
         name = self.objective or algorithm.objective

@@ -137,10 +137,9 @@ class Learner:
         token_reward_NT = None
         if recipe.kl and recipe.kl.place == "reward":
             assert reference_NT is not None
-            logp_NT = sampled_NT if old_NT is None else old_NT
-            apart_NT = kl.estimate(recipe.kl.estimator, *(np.where(mask_NT, a, 0.0) for a in (logp_NT, reference_NT)))
-            token_reward_NT = -recipe.kl.coefficient * apart_NT
-            record["kl"] = float(apart_NT[mask_NT].mean())
+            drawn_NT = sampled_NT if old_NT is None else old_NT
+            token_reward_NT = kl.token_rewards(recipe.kl, drawn_NT, reference_NT, mask_NT)
+            record["kl"] = float(-token_reward_NT[mask_NT].mean() / recipe.kl.coefficient)
         episodes = Episodes(
             score_N,
             mask_NT,

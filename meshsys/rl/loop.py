@@ -105,7 +105,7 @@ def _prepared(config: Config, rl: RlConfig, topology: Topology) -> _Run:
             f"pipeline.schedule={config.pipeline.schedule} has no flush: it updates a policy while an older one is "
             "still learned from; take another, as 1f1b"
         )
-    recipe = _recipe(rl, axes.context)
+    recipe = _recipe(rl, axes.context, assembly.config.model.dtype)
     how = rl.sampling
     sampling = Sampling(how.temperature, how.top_k, how.top_p, how.min_p)
     if sampling.truncates and config.pipeline.head == "vocab_parallel":
@@ -121,8 +121,16 @@ def _prepared(config: Config, rl: RlConfig, topology: Topology) -> _Run:
     return _Run(config, rl, assembly, recipe, update, sampling_mesh, prompts, rewards, rows)
 
 
-def _recipe(rl: RlConfig, context: int) -> Recipe:
-    recipe = rl.algorithm.recipe(rl.max_response_tokens, sequence_axis="context" if context > 1 else None)
+def _recipe(rl: RlConfig, context: int, dtype: str) -> Recipe:
+    axis = "context" if context > 1 else None
+    recipe = rl.algorithm.recipe(rl.max_response_tokens, sequence_axis=axis, exact=dtype == "float32")
+    updates = rl.minibatches * rl.epochs
+    if recipe.on_policy and updates > 1:
+        raise ConfigError(
+            f"rl.minibatches={rl.minibatches} x rl.epochs={rl.epochs} updates a policy {updates} times with the same "
+            f"responses, but rl.algorithm.name={recipe.name} learns from those of the very same policy; set both to 1, "
+            "or rl.algorithm.objective=ppo_clip"
+        )
     if recipe.grouped and rl.samples_per_prompt < 2:
         raise ConfigError(
             f"rl.samples_per_prompt={rl.samples_per_prompt}, but rl.algorithm.name={recipe.name} compares the "

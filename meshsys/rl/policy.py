@@ -68,7 +68,7 @@ def learning_model(model: PipelineModel, decoder: Decoder, loss: PolicyLoss, sam
     def last_part(
         shared: PyTree, x_BSD: jax.Array, context: _Context, scale: jax.Array, part: Part
     ) -> tuple[tuple[jax.Array, Learned], jax.Array, PyTree]:
-        logp_BS, backward = decoder.log_probs_part(shared, x_BSD, context.decoder, part)
+        logp_BS, backward = decoder.log_probs_part(shared, x_BSD, context.decoder, part, sampling.temperature)
         total, pull, learned = jax.vjp(lambda logp_BS: of_log_probs(context, logp_BS), logp_BS, has_aux=True)
         return (total, learned), *backward(pull(scale)[0])
 

@@ -103,7 +103,7 @@ class PolicyUpdate(StateForms):
         params = self.assembly.decoder.cast(state.params)
         (loss, learned), grads = self._gradients(params, rows, jnp.ones((), jnp.float32), None, table)
         apart = jnp.where(sampled.is_sampled_RS, jnp.abs(learned.logp_BS - sampled.logp_RS), 0.0)
-        error = jnp.max(apart)
+        error = jnp.max(jnp.where(jnp.isnan(apart), jnp.inf, apart))  # a maximum over devices may lose a NaN
         tokens = jnp.sum(rows.fields.sequence_ids_BS > 0, dtype=jnp.int32)
         state, metrics = self.updated(state, loss, grads, tokens, error <= tolerance)
         state = jax.lax.with_sharding_constraint(state, self.shardings)
