@@ -112,9 +112,10 @@ def place(topology: Topology, axes: Mapping[str, int], traffic: Iterable[Flow] =
     """Puts logical axes on a torus, so that what they send takes the least time.
 
     Axes whose product is smaller than the torus take a sub-slice of it, at the origin. The traffic's seconds by the
-    closed forms count first, where it is known and the torus is one of a generation. Then, or else, hops along each
-    axis (those of pipe and tensor most), then hops that close each axis to a ring, then whole dimensions before parts
-    of them, then the extent of the sub-slice.
+    closed forms count first, where it is known and the torus is one of a generation, among layouts that keep what the
+    compiler sums along several dimensions (`meshsys.torus.axes`). Then, or else, hops along each axis (those of pipe
+    and tensor most), then hops that close each axis to a ring, then whole dimensions before parts of them, then the
+    extent of the sub-slice.
 
     Args:
         topology: the torus.

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import numpy as np
 import pytest
 
 from meshsys.jax_order import jax_order
-from meshsys.torus import Placement, Topology, place
+from meshsys.torus import Flow, Placement, Topology, place
+from meshsys.torus.groups import seconds
 
 
 @pytest.mark.parametrize(
@@ -46,3 +50,24 @@ def test_two_by_two_on_v4():
     theirs, ours = jax_order(topology, {"data": 4}), place(topology, {"data": 4})
     assert isinstance(theirs, Placement)
     assert theirs.hops("data") == 2 and ours.hops("data") == ours.closes("data") == 1
+
+
+@pytest.mark.parametrize("text", ["v4:2x2x2", "v4:2x2x4", "v5p:2x4x4", "v5p:4x4x4", "v5e:4x4", "v6e:4x8"])
+def test_ours_is_no_slower_and_sums_along_as_many_dimensions(text):
+    """The compiler does so for an axis that takes several whole ones; `scripts/bench_axes.py compiled` asks it."""
+    topology, names, compared = Topology.parse(text), ("pipe", "fsdp", "tensor"), 0
+    traffic = [Flow("rotate", ("pipe",), 2e9), Flow("all-gather", ("fsdp",), 6e9), Flow("all-reduce", ("tensor",), 8e9)]
+    for sizes in itertools.product([1 << power for power in range(7)], repeat=len(names)):
+        axes = dict(zip(names, sizes, strict=True))
+        if math.prod(sizes) != topology.size or isinstance(theirs := jax_order(topology, axes), str):
+            continue
+        sent = [flow for flow in traffic if axes[flow.axes[0]] > 1]
+        ours = place(topology, axes, sent)
+        assert sum(seconds(ours, flow) for flow in sent) <= (1 + 1e-9) * sum(seconds(theirs, flow) for flow in sent)
+        assert several_whole(ours) >= several_whole(theirs), axes
+        compared += 1
+    assert compared > 2
+
+
+def several_whole(placement: Placement) -> int:
+    return sum("*" in where and ":" not in where and "snake" not in where for _, where in placement.dims)

@@ -69,6 +69,7 @@ def divisors(number: int) -> list[int]:
         ("v5p:4x4x4", {"pipe": 4, "fsdp": 4, "expert": 4}),
         ("v5p:4x4x4", {"fsdp": 2, "tensor": 32}),
         ("ironwood:2x2x2", {"pipe": 2, "fsdp": 2, "tensor": 4}),
+        ("ironwood:2x4x4", {"pipe": 8, "fsdp": 2, "tensor": 4}),
         ("v5e:8x16", {"pipe": 4, "fsdp": 8, "tensor": 4}),
     ],
 )
@@ -94,6 +95,35 @@ def test_a_dimension_is_split_where_that_is_cheaper():
     topology = Topology.parse("v5e:16x16")
     dims = dict(place(topology, {"data": 64, "tensor": 4}, (REDUCE,)).dims)
     assert dims["tensor"] == "x:2*y:2"
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes", "along"),
+    [
+        ("v5p:2x4x4", {"data": 8, "tensor": 4}, "data"),
+        ("v5p:2x4x4", {"fsdp": 4, "tensor": 8}, "tensor"),
+        ("v4:2x4x4", {"pipe": 8, "fsdp": 4}, "pipe"),
+        ("v4:4x4x8_twisted", {"fsdp": 32, "tensor": 4}, "fsdp"),
+    ],
+)
+def test_a_sum_along_several_dimensions_is_not_given_up(text, sizes, along):
+    """A ring of four on a block would be faster by the forms, but then the other axis takes no whole dimensions."""
+    topology = Topology.parse(text)
+    (four,) = sizes.keys() - {along}
+    traffic = Flow("all-reduce", (four,), 1e10), Flow("all-reduce", (along,), 1e9)
+    placement, tried = place(topology, sizes, traffic), row_major(topology, sizes)
+    found = total(placement, traffic)
+    assert takes_several_whole(placement, along)
+    assert found > min(total(each, traffic) for each in tried) * (1 + 1e-9)
+    assert found <= min(total(each, traffic) for each in tried if takes_several_whole(each, along)) * (1 + 1e-9)
+
+
+def takes_several_whole(placement: Placement, name: str) -> bool:
+    axis, dims = AXES.index(name), placement.topology.dims
+    line = np.moveaxis(placement.coords, axis, 0).reshape(placement.shape[axis], -1, len(dims))[:, 0]
+    sides = [len(np.unique(places)) for places in line.T]
+    rooms = [room for side, room in zip(sides, dims, strict=True) if side > 1]
+    return len(rooms) > 1 and math.prod(rooms) == len(line)
 
 
 def test_which_axis_lies_inside_follows_from_the_traffic():
