@@ -11,12 +11,12 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import connection, get_context
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from meshsys.errors import ConfigError
 from meshsys.rl.rewards.config import RewardConfig
 from meshsys.rl.rewards.registry import Reward, make_rewards
 from meshsys.rl.rewards.scores import Failure, Scores
-from meshsys.rl.rewards.worker import work
+from meshsys.rl.rewards.worker import Judged, work
 
 __all__ = ["Hello", "main"]
 
@@ -50,6 +50,8 @@ class Hello(NamedTuple):
 def main(descriptor: int) -> None:
     """Serves the run at the other end of a socket until that is closed."""
     os.dup2(2, 1)  # what rewards print is not part of the run's output
+    # A run that is told to end may need rewards until it has saved itself. No `SIG_IGN`: programs would inherit it.
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
     run = Connection(descriptor)
     hello = Hello(*run.recv())
     try:
@@ -95,9 +97,9 @@ class _Worker:
         self.deadline = 0.0
 
     def give(self, sample: _Sample, deadline: float) -> None:
+        """Raises OSError if the worker has died."""
+        self.connection.send_bytes(sample.pickled)
         self.sample, self.deadline = sample, deadline
-        with suppress(OSError):  # it has died, which its end of the connection tells
-            self.connection.send_bytes(sample.pickled)
 
     def end(self) -> str:
         """Kills it and all that it started; how it ended."""
@@ -134,14 +136,13 @@ class _Server:
     def serve(self) -> None:
         while True:
             self._give()
-            ends = [worker.connection for worker in self._busy()]
-            timeout = min((worker.deadline for worker in self._busy()), default=None)
-            timeout = None if timeout is None else max(0.0, timeout - time.monotonic())
-            readable = connection.wait([self._run, *ends], timeout)
-            for worker in list(self._busy()):
+            first = min((worker.deadline for worker in self._workers if worker.sample), default=None)
+            timeout = None if first is None else max(0.0, first - time.monotonic())
+            readable = connection.wait([self._run, *(worker.connection for worker in self._workers)], timeout)
+            for worker in list(self._workers):
                 if worker.connection in readable:
                     self._take(worker)
-                elif time.monotonic() >= worker.deadline:
+                elif worker.sample and time.monotonic() >= worker.deadline:
                     self._lose(worker, "timeout", f"took more than {self._hello.seconds:g} s")
             self._hand_over()
             if self._run in readable:
@@ -182,41 +183,53 @@ class _Server:
 
     # The workers
 
-    def _busy(self) -> Iterator[_Worker]:
-        return (worker for worker in self._workers if worker.sample is not None)
-
     def _new_worker(self) -> _Worker:
         inherited = [self._run, *(worker.connection for worker in self._workers if not worker.connection.closed)]
         return _Worker(self._rewards, self._hello.memory, inherited)
 
+    def _replace(self, worker: _Worker) -> str:
+        """Ends a worker and makes another one; how it ended."""
+        how = worker.end()
+        self._workers[self._workers.index(worker)] = self._new_worker()
+        return how
+
     def _give(self) -> None:
-        for worker in self._workers:
+        for worker in list(self._workers):
             if worker.sample is None and self._waiting:
-                worker.give(self._waiting.popleft(), time.monotonic() + self._hello.seconds)
+                try:
+                    worker.give(self._waiting[0], time.monotonic() + self._hello.seconds)
+                except OSError:  # it died while it had nothing to do
+                    self._replace(worker)
+                else:
+                    self._waiting.popleft()
 
     def _take(self, worker: _Worker) -> None:
+        sample = worker.sample
+        if sample is None:  # it died while it had nothing to do
+            self._replace(worker)
+            return
         try:
-            judged: Any = worker.connection.recv()
-            values, errors = list(map(float, judged.values)), judged.errors
+            judged: Judged = worker.connection.recv()
+            values = list(map(float, judged.values))
         except Exception:  # it has died, or what it sent is none of its messages
-            return self._lose(worker, "crash", "")
-        assert worker.sample is not None
-        ticket = self._tickets[worker.sample.ticket]
-        ticket.values_RN[:, worker.sample.number] = values
-        ticket.failures += [
-            Failure(worker.sample.number, "error", self._names[reward], message) for reward, message in errors
-        ]
+            self._lose(worker, "crash")
+            return
+        ticket = self._tickets[sample.ticket]
+        ticket.values_RN[:, sample.number] = values
+        for reward, message in judged.errors:
+            ticket.failures.append(Failure(sample.number, "error", self._names[reward], message))
         self._done(worker)
+        if judged.is_last:
+            self._replace(worker)
 
-    def _lose(self, worker: _Worker, kind: Any, message: str) -> None:
+    def _lose(self, worker: _Worker, kind: Literal["timeout", "crash"], message: str | None = None) -> None:
         """Ends a worker for good and gives its sample up."""
-        how = worker.end()
-        assert worker.sample is not None
-        failure = Failure(worker.sample.number, kind, None, message or f"the worker ended with {how}")
-        self._tickets[worker.sample.ticket].failures.append(failure)
+        sample = worker.sample
+        assert sample is not None
         self._done(worker)
-        place = self._workers.index(worker)
-        self._workers[place] = self._new_worker()
+        how = self._replace(worker)
+        failure = Failure(sample.number, kind, None, message or f"the worker ended with {how}")
+        self._tickets[sample.ticket].failures.append(failure)
 
     def _done(self, worker: _Worker) -> None:
         assert worker.sample is not None

@@ -6,6 +6,7 @@ import math
 import os
 import pickle
 import random
+import signal
 import sys
 import zlib
 from collections.abc import Sequence
@@ -25,10 +26,12 @@ class Judged(NamedTuple):
     Attributes:
         values: of each reward; 0 where it failed.
         errors: number of a reward, and what went wrong.
+        is_last: the worker ends.
     """
 
     values: list[float]
     errors: list[tuple[int, str]]
+    is_last: bool = False
 
 
 def work(connection: Connection, rewards: Sequence[Reward], memory: int | None) -> None:
@@ -43,7 +46,11 @@ def work(connection: Connection, rewards: Sequence[Reward], memory: int | None) 
             sample = connection.recv_bytes()
         except (EOFError, OSError):  # whoever asks is gone
             return
-        connection.send(_judge(sample, rewards))
+        judged = _judge(sample, rewards)
+        signal.alarm(0)  # one that a reward has left would hit the next sample
+        connection.send(judged)
+        if judged.is_last:
+            return
 
 
 def _judge(sample: bytes, rewards: Sequence[Reward]) -> Judged:
@@ -51,15 +58,18 @@ def _judge(sample: bytes, rewards: Sequence[Reward]) -> Judged:
         prompt, response = pickle.loads(sample)
     except Exception as error:
         return Judged([0.0] * len(rewards), [(number, _explain(error)) for number in range(len(rewards))])
-    judged = Judged([], [])
+    values: list[float] = []
+    errors: list[tuple[int, str]] = []
+    is_full = False
     for number, reward in enumerate(rewards):
         random.seed(zlib.crc32(response.encode(errors="replace")))  # no worker's past changes a result
         try:
-            judged.values.append(_number(reward(prompt, response)))
+            values.append(_number(reward(prompt, response)))
         except BaseException as error:  # SystemExit too: it would cost the others their rewards
-            judged.values.append(0.0)
-            judged.errors.append((number, _explain(error)))
-    return judged
+            values.append(0.0)
+            errors.append((number, _explain(error)))
+            is_full |= isinstance(error, MemoryError)  # earlier samples may hold the memory, and others would fail too
+    return Judged(values, errors, is_full)
 
 
 def _number(value: Any) -> float:

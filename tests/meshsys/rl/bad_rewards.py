@@ -6,7 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+
+_KEPT: list[bytearray] = []
 
 
 def obey(prompt, response: str):
@@ -50,6 +53,15 @@ def obey(prompt, response: str):
             return 2.0
         case "allocate", _, _:
             return float(len(bytearray(64 * 2**30)))
+        case "keep", _, _:
+            _KEPT.append(bytearray(2**29))
+        case "alarm", _, _:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+        case "terminate", _, _:
+            os.kill(os.getppid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+        case "later", _, seconds:
+            threading.Timer(float(seconds), os._exit, [9]).start()
         case "modules", _, _:
             return float("jax" in sys.modules)
         case "random", _, _:

@@ -80,6 +80,29 @@ def test_memory_is_limited(pool: RewardPool):
     assert scores.total.tolist() == [0.0, 4.0] and "MemoryError" in scores.failures[0].message
 
 
+def test_a_worker_that_is_full_is_replaced():
+    """Memory that samples leave held costs the one that finds none, and no later one."""
+    if sys.platform != "linux":
+        pytest.skip("memory is limited on Linux")
+    config = RewardPoolConfig(workers=1, memory_gib=1.2)
+    with RewardPool([RewardConfig(kind=f"{BAD}:obey")], config) as pool:
+        scores = pool.score([(PROMPT, "keep")] * 6)
+    assert scores.total.tolist() == [4.0, 4.0, 0.0, 4.0, 4.0, 0.0] and scores.errors == 2
+
+
+def test_what_a_sample_leaves_behind_is_no_other_samples(pool: RewardPool):
+    """A timer that goes off later, and a worker that dies with nothing to do."""
+    scores = pool.score([(PROMPT, "alarm")] * 4 + [(PROMPT, "sleep 0.4")] * 4)
+    assert scores.failures == ()
+    pool.score([(PROMPT, "later 0.1")] * 2)
+    time.sleep(0.3)
+    assert pool.score([(PROMPT, "a sample")] * 4).failures == ()
+
+
+def test_a_run_that_is_told_to_end_has_rewards_until_it_does(pool: RewardPool):
+    assert pool.score([(PROMPT, "terminate"), (PROMPT, "and on")]).total.tolist() == [9.0, 6.0]
+
+
 def test_workers_know_no_jax(pool: RewardPool):
     assert "jax" in sys.modules and jax.device_count() == 8
     assert pool.score([(PROMPT, "modules")]).total.tolist() == [0.0]
