@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from meshsys.config_file import Count, Label, Section, Text, one_of
+from meshsys.rl.extract import pattern_problem
 
 __all__ = ["EXTRACTING", "KINDS", "RewardConfig", "RewardPoolConfig"]
 
@@ -23,7 +23,7 @@ KINDS = {
 }
 
 _LARGEST = 1e6
-EXTRACTING = ("task", "exact_match", "math_verify", "reasoning_gym")
+EXTRACTING = ("task", "exact_match", "gsm8k", "math_verify", "reasoning_gym", "rack")
 
 
 class RewardConfig(Section):
@@ -58,18 +58,10 @@ class RewardConfig(Section):
 
     @field_validator("extract", "pattern")
     @classmethod
-    def _is_a_pattern(cls, pattern: str | None) -> str | None:
-        try:
-            re.compile(pattern or "")
-        except re.error as error:
-            raise ValueError(f"is not a regular expression: {error}; mend it") from None
-        return pattern
-
-    @field_validator("extract")
-    @classmethod
-    def _has_a_group(cls, pattern: str | None) -> str | None:
-        if pattern is not None and not re.compile(pattern).groups:
-            raise ValueError("has no group for the answer; write parentheses, as in <answer>(.*?)</answer>")
+    def _is_a_pattern(cls, pattern: str | None, field: ValidationInfo) -> str | None:
+        problem = pattern and pattern_problem(pattern, group=field.field_name == "extract")
+        if problem:
+            raise ValueError(problem)
         return pattern
 
     @model_validator(mode="after")

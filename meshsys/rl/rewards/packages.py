@@ -7,9 +7,10 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from meshsys.rl.extract import Extract
 from meshsys.rl.imported import missing_extra
 from meshsys.rl.prompt import Prompt
-from meshsys.rl.rewards.text import Extract, gold
+from meshsys.rl.rewards.text import gold
 
 __all__ = ["math_verify", "reasoning_gym"]
 

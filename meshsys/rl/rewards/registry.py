@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from meshsys.rl.extract import extractor
 from meshsys.rl.imported import import_function
 from meshsys.rl.prompt import Prompt
 from meshsys.rl.rewards.config import EXTRACTING, RewardConfig
 from meshsys.rl.rewards.packages import math_verify, reasoning_gym
-from meshsys.rl.rewards.text import exact_match, extractor, gsm8k, length, matches
+from meshsys.rl.rewards.text import exact_match, gsm8k, length, matches
 
 __all__ = ["Reward", "make_rewards"]
 
@@ -38,7 +39,7 @@ def _make(config: RewardConfig, scorers: Collection[str], said: str) -> Reward:
         case "exact_match":
             return exact_match(extract)
         case "gsm8k":
-            return gsm8k
+            return gsm8k(extract)
         case "math_verify":
             return math_verify(extract, said)
         case "reasoning_gym":
@@ -46,7 +47,7 @@ def _make(config: RewardConfig, scorers: Collection[str], said: str) -> Reward:
         case "rack":
             from meshsys.rl.environments.rack import plan_reward
 
-            return plan_reward
+            return lambda prompt, response: plan_reward(prompt, extract(response) or "")
         case "format":
             assert config.pattern is not None
             return matches(config.pattern)

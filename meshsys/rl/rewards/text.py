@@ -6,26 +6,10 @@ import re
 from collections.abc import Callable
 
 from meshsys.answers import given_answer, same_answer
+from meshsys.rl.extract import Extract
 from meshsys.rl.prompt import Prompt
 
-__all__ = ["Extract", "exact_match", "extractor", "gsm8k", "length", "matches"]
-
-Extract = Callable[[str], str | None]
-
-
-def extractor(pattern: str | None) -> Extract:
-    """Takes the answer out of a response: the first group of the last match, or the whole without a pattern."""
-    if pattern is None:
-        return str.strip
-    compiled = re.compile(pattern, re.DOTALL)
-
-    def extract(response: str) -> str | None:
-        found = None
-        for found in compiled.finditer(response):  # noqa: B007  the last one is wanted
-            pass
-        return None if found is None or found[1] is None else found[1].strip()
-
-    return extract
+__all__ = ["exact_match", "gold", "gsm8k", "length", "matches"]
 
 
 def exact_match(extract: Extract) -> Callable[[Prompt, str], float]:
@@ -33,9 +17,9 @@ def exact_match(extract: Extract) -> Callable[[Prompt, str], float]:
     return lambda prompt, response: float(same_answer(extract(response), gold(prompt)))
 
 
-def gsm8k(prompt: Prompt, response: str) -> float:
+def gsm8k(extract: Extract) -> Callable[[Prompt, str], float]:
     """1 for the right number after `####`, or else at the end."""
-    return float(same_answer(given_answer(response), gold(prompt)))
+    return lambda prompt, response: float(same_answer(given_answer(extract(response) or ""), gold(prompt)))
 
 
 def matches(pattern: str) -> Callable[[Prompt, str], float]:

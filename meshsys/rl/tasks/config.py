@@ -36,6 +36,7 @@ class TaskConfig(Section):
         template: the prompt's text, with `{question}` where the question stands.
         system: the system's message, for models that chat.
         chat: whether the question is a user's message, which the chat template renders; null: where there is one.
+        prompt_field, answer_field: of the lines of `jsonl`; null means `prompt` or `messages`, and `answer`.
         options: of the generator: its difficulty.
     """
 
@@ -47,6 +48,8 @@ class TaskConfig(Section):
     template: Text | None = None
     system: Text | None = None
     chat: bool | None = None
+    prompt_field: Text | None = None
+    answer_field: Text | None = None
     options: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("source")
@@ -71,6 +74,9 @@ class TaskConfig(Section):
     def _fits_its_kind(self) -> Self:
         if self.options and self.kind not in _WITH_OPTIONS:
             raise ValueError(f"a task of source={self.source} has no options; remove them")
+        for name in ("prompt_field", "answer_field"):
+            if getattr(self, name) is not None and self.kind != "jsonl":
+                raise ValueError(f"a task of source={self.source} has no {name}; remove it, or use jsonl:FILE")
         return self
 
     @property

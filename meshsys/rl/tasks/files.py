@@ -50,9 +50,17 @@ def open_gsm8k(config: TaskConfig, name: str, chat: bool, option: str) -> Listed
 def open_jsonl(config: TaskConfig, name: str, chat: bool, option: str) -> Listed:
     """Prompts with answers; the other fields of a line are the prompt's entry."""
     form = Form(config, chat)
-    lines = enumerate(_lines(config, option))
-    prompts = (prompt_of(record, f"{name}/{number}", name, form, where) for number, (where, record) in lines)
-    return _listed(config, name, "exact_match", prompts, option)
+
+    def prompts() -> Iterator[Prompt]:
+        for number, (where, record) in enumerate(_lines(config, option)):
+            for wanted in (config.prompt_field, config.answer_field):
+                if wanted is not None and wanted not in record:
+                    raise ConfigError(f"{where} has no field {wanted}; its fields are {', '.join(record) or 'none'}")
+            record["prompt"] = record.pop(config.prompt_field or "prompt", record.get("messages"))
+            record["answer"] = record.pop(config.answer_field or "answer", None)
+            yield prompt_of(record, f"{name}/{number}", name, form, where)
+
+    return _listed(config, name, "exact_match", prompts(), option)
 
 
 def prompt_of(record: Mapping[str, Any], identity: str, task: str, form: Form, where: str) -> Prompt:

@@ -189,6 +189,14 @@ def test_moves_that_are_not_allowed():
     assert [lenient.step("1,0 -> 1,1")[1:] for _ in range(3)] == [(-0.25, False), (-0.25, False), (-0.25, True)]
 
 
+def test_what_is_read_of_an_action():
+    game = RackGame(extract="<move>(.*?)</move>")
+    game.reset(PROMPT)
+    assert game.step("1,1 -> 0,1? No. <move>0,0 -> 1,2</move>").reward == 1.0
+    with pytest.raises(ValueError, match="extract=move has no group"):
+        RackGame(extract="move")
+
+
 def test_the_question_shows_the_rack():
     text = describe(Instance(RACK, STATE, 1), whole_plan=True)
     assert "column 0 is for A, column 1 is for B, column 2 is for C" in text

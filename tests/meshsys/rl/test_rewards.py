@@ -35,6 +35,8 @@ def judged(config: RewardConfig, prompt: Prompt, response: str):
         (RewardConfig(kind="gsm8k"), "18", "9 * 2 = 18\n#### $18.", 1.0),
         (RewardConfig(kind="gsm8k"), "18", "so 18 eggs", 1.0),
         (RewardConfig(kind="gsm8k"), "18", "#### 17\n18", 0.0),
+        (RewardConfig(kind="gsm8k", extract=TAGS), "18", "17 <answer>$18 in all: 18</answer> 19", 1.0),
+        (RewardConfig(kind="gsm8k", extract=TAGS), "18", "18", 0.0),
         (RewardConfig(kind="format", pattern=".*<answer>.*</answer>"), None, "a\nb <answer>\n</answer>", 1.0),
         (RewardConfig(kind="format", pattern=".*<answer>.*</answer>"), None, "<answer></answer> more", 0.0),
         (RewardConfig(kind="length", free_length=10, max_length=20), None, "x" * 10, 0.0),
@@ -60,6 +62,8 @@ def test_an_answer_is_needed():
 def test_racks():
     assert judged(RewardConfig(kind="rack"), RACK, "0,0 -> 1,2") == 1.0
     assert judged(RewardConfig(), RACK, "1,1 -> 0,1\n0,0 -> 1,2") == 0.5
+    assert judged(RewardConfig(extract=TAGS), RACK, "1,1 -> 0,1? no: <answer>0,0 -> 1,2</answer>") == 1.0
+    assert judged(RewardConfig(extract=TAGS), RACK, "0,0 -> 1,2") == 0.0
 
 
 @pytest.mark.parametrize(
@@ -121,7 +125,7 @@ class _File(Section):
         ("kind: format", "a reward of kind=format needs a pattern"),
         ("kind: format, pattern: '('", "rewards.0.pattern=( is not a regular expression: missing )"),
         ("extract: abc", "rewards.0.extract=abc has no group for the answer"),
-        ("kind: gsm8k, extract: (.*)", "a reward of kind=gsm8k has no extract"),
+        ("kind: length, extract: (.*), max_length: 9", "a reward of kind=length has no extract"),
         ("kind: gsm8k, options: {a: 1}", "a reward of kind=gsm8k has no options"),
         ("kind: length, max_length: 5, free_length: 5", "needs a max_length above free_length"),
         ("weight: .inf", "rewards.0.weight=.inf"),

@@ -106,6 +106,15 @@ def test_lines_of_prompts(lines):
     )
 
 
+def test_fields_have_other_names(lines):
+    path = lines({"problem": "1+1", "solution": "2", "prompt": "a part", "answer": "not this"})
+    config = TaskConfig(source=f"jsonl:{path}", prompt_field="problem", answer_field="solution")
+    prompt = open_task(config, 0, chat=False)[0]
+    assert (prompt.text, prompt.answer) == ("1+1", "2")
+    with pytest.raises(ConfigError, match="lines.jsonl:1 has no field question; its fields are problem, solution"):
+        open_task(TaskConfig(source=f"jsonl:{path}", prompt_field="question"), 0, chat=False)
+
+
 @pytest.mark.parametrize(
     ("record", "message"),
     [
@@ -182,6 +191,7 @@ class _File(Section):
         ("source: reasoning_jym:gcd", "tasks.0.source=reasoning_jym:gcd is not a task; did you mean reasoning_gym?"),
         ("{source: rack, template: hello}", "tasks.0.template=hello has no {question}"),
         ("{source: jsonl:a.jsonl, options: {a: 1}}", "source=jsonl:a.jsonl has no options"),
+        ("{source: rack, prompt_field: a}", "a task of source=rack has no prompt_field"),
         ("{source: rack, weight: 0}", "tasks.0.weight=0"),
         ("{source: rack, wait: 1}", "did you mean tasks.0.weight?"),
     ],
@@ -233,8 +243,8 @@ def test_reasoning_gym():
 
 def test_each_task_of_reasoning_gym_opens_and_scores_its_own_answer():
     pytest.importorskip("reasoning_gym", reason="the extra `rl` is not installed")
+    from meshsys.rl.extract import extractor
     from meshsys.rl.rewards.packages import reasoning_gym
-    from meshsys.rl.rewards.text import extractor
 
     reward = reasoning_gym(extractor("<answer>(.*?)</answer>"), "said")
     right = Counter[bool]()

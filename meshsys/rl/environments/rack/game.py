@@ -5,6 +5,7 @@ from __future__ import annotations
 from meshsys.rl.environments.base import Step
 from meshsys.rl.environments.rack.instances import Instance, describe
 from meshsys.rl.environments.rack.puzzle import Rack, read_moves
+from meshsys.rl.extract import extractor, pattern_problem
 from meshsys.rl.prompt import Prompt
 
 __all__ = ["RackGame", "plan_reward"]
@@ -13,9 +14,18 @@ __all__ = ["RackGame", "plan_reward"]
 class RackGame:
     """One move a turn. A rack in order is worth the moves of a shortest plan over the moves made."""
 
-    def __init__(self, *, illegal_cost: float | None = None, partial: float = 0.0, patience: float = 3.0) -> None:
+    def __init__(
+        self,
+        *,
+        extract: str | None = None,
+        illegal_cost: float | None = None,
+        partial: float = 0.0,
+        patience: float = 3.0,
+    ) -> None:
         """
         Args:
+            extract: a regular expression whose first group is what is read of an action; the last match counts. None
+                reads all.
             illegal_cost: of a move that is not allowed or cannot be read; None ends the game there.
             partial: a rack that is not in order at the end is worth so much times the part of the misplaced tubes
                 that came to their places.
@@ -23,6 +33,10 @@ class RackGame:
         """
         if partial < 0 or patience < 1 or (illegal_cost is not None and illegal_cost < 0):
             raise ValueError("illegal_cost and partial must be at least 0, and patience at least 1")
+        problem = extract and pattern_problem(extract, group=True)
+        if problem:
+            raise ValueError(f"extract={extract} {problem}")
+        self._extract = extractor(extract)
         self._illegal_cost, self._partial, self._patience = illegal_cost, partial, patience
 
     def reset(self, prompt: Prompt) -> str:
@@ -32,10 +46,10 @@ class RackGame:
         return describe(self._instance, whole_plan=False)
 
     def step(self, action: str) -> Step:
-        """Makes the first move that a text has."""
+        """Makes the first move that an action has."""
         rack = self._instance.rack
         self._moves += 1
-        moves = read_moves(action)
+        moves = read_moves(self._extract(action) or "")
         problem = rack.problem(self._state, moves[0]) if moves else "that is no move; write row,column -> row,column"
         cost = 0.0
         if problem is None:
