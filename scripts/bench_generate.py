@@ -1,8 +1,9 @@
 """Tokens per second of generation, beside Tunix's vanilla sampler where it is installed.
 
     python scripts/bench_generate.py [--weights PATH] [--batch 16] [--tokens 128] [--temperature 1] [--rounds 3]
+                                     [--dtype float32]
 
-Both run in this process with the same weights, prompts (8 to 31 tokens), and float32; SmolLM2-135M's architecture, with
+Both run in this process with the same weights, prompts (8 to 31 tokens), and dtype; SmolLM2-135M's architecture, with
 random weights or those of a file that `models.load_pretrained` reads. The first call of each is timed apart: it
 compiles. Then they take turns, and each round's order is the other way round; printed are the medians. Tunix has its
 own noise and ignores `rope_theta` (both use its 1e6 here), so only greedy tokens can be equal.
@@ -49,9 +50,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128, help="new tokens of each sequence")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of weights and products")
     args = parser.parse_args()
 
     config, params = load(args.weights)
+    config = dataclasses.replace(config, dtype=args.dtype)
+    params = jax.tree.map(lambda leaf: leaf.astype(args.dtype), params)
     random = np.random.default_rng(0)
     prompts = [random.integers(3, config.vocab_size - 3, n) for n in random.integers(8, LONGEST_PROMPT, args.batch)]
     samplers = {"meshsys": ours(config, params, args), "tunix": tunix(config, params, args)}

@@ -34,7 +34,7 @@ def fails(capsys, *argv: str) -> str:
     [
         ([], "COMMAND"),
         (["trian"], "did you mean train?"),
-        (["zzz"], "use train, plan, schedule, cluster, evaluate, generate"),
+        (["zzz"], "use train, rl, plan, schedule, cluster, evaluate, generate"),
         (["train"], "required: CONFIG;"),
         (["train", "a.yaml", "--fast"], "unrecognized: --fast"),
         (["train", "nowhere.yaml"], "nowhere.yaml does not exist"),
