@@ -21,6 +21,12 @@ __all__ = ["RewardPool", "Ticket"]
 
 _MOST_WORKERS = 8  # of those that are started unless the user says
 _START_SECONDS = 300.0
+_ENVIRONMENT = {
+    "PYTHONHASHSEED": "0",  # sets have the same order in every run
+    "OPENBLAS_NUM_THREADS": "1",  # threads of NumPy would not survive a fork
+    "OMP_NUM_THREADS": "1",
+    "JAX_PLATFORMS": "cpu",  # a reward that uses JAX leaves the accelerators to the run
+}
 
 
 class Ticket(NamedTuple):
@@ -165,8 +171,7 @@ def _start() -> tuple[subprocess.Popen[bytes], Connection]:
             [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {begin}"],
             stdin=subprocess.DEVNULL,
             pass_fds=[descriptor],
-            # Sets have the same order in every run; and threads of NumPy would not survive a fork.
-            env={**os.environ, "PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+            env={**os.environ, **_ENVIRONMENT},
             start_new_session=True,  # an interrupt at the terminal is for the run, which then ends this
         )
     return process, Connection(ours.detach())

@@ -23,6 +23,10 @@ def obey(prompt, response: str):
         case "sleep", _, seconds:
             time.sleep(float(seconds))
             return 1.0
+        case "wait", _, path:
+            while not os.path.exists(path):
+                time.sleep(0.01)
+            return 1.0
         case "exit", _, status:
             os._exit(int(status))
         case "sys_exit", _, _:
@@ -54,7 +58,7 @@ def obey(prompt, response: str):
         case "allocate", _, _:
             return float(len(bytearray(64 * 2**30)))
         case "keep", _, _:
-            _KEPT.append(bytearray(2**29))
+            _KEPT.append(bytearray(2**27))
         case "alarm", _, _:
             signal.setitimer(signal.ITIMER_REAL, 0.2)
         case "terminate", _, _:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -21,7 +21,7 @@ from meshsys.rl.rewards import RewardConfig, RewardPool, RewardPoolConfig
 
 BAD = f"python:{Path(__file__).with_name('bad_rewards.py')}"
 PROMPT = Prompt("task/0", "a question", answer="7")
-SECONDS = 1.0
+SECONDS = 2.0
 
 # What each order to `bad_rewards.obey` comes to: the kind of failure, what its message says, and the reward.
 ORDERS = {
@@ -35,7 +35,7 @@ ORDERS = {
     "exit 0": ("crash", "exit status 0", 0.0),
     "kill": ("crash", "signal 9", 0.0),
     "segfault": ("crash", "signal 11", 0.0),
-    "hang": ("timeout", "1 s", 0.0),
+    "hang": ("timeout", "2 s", 0.0),
     "print": (None, "", 2.0),
     "a plain response": (None, "", 16.0),
 }
@@ -70,7 +70,7 @@ def test_ten_bad_ones_in_a_hundred(pool: RewardPool):
     assert scores.total.tolist() == expected
     assert (scores.errors, scores.crashes, scores.timeouts) == (4, 4, 2)
     assert [failure.sample for failure in scores.failures] == [11 * place for place in range(10)]
-    assert scores.seconds < 4 * SECONDS  # the two slow ones at once or in turn, and nothing else waits for them
+    assert scores.seconds < 9  # which each of the slow ones alone would take
 
 
 def test_memory_is_limited(pool: RewardPool):
@@ -84,7 +84,7 @@ def test_a_worker_that_is_full_is_replaced():
     """Memory that samples leave held costs the one that finds none, and no later one."""
     if sys.platform != "linux":
         pytest.skip("memory is limited on Linux")
-    config = RewardPoolConfig(workers=1, memory_gib=1.2)
+    config = RewardPoolConfig(workers=1, memory_gib=0.32)
     with RewardPool([RewardConfig(kind=f"{BAD}:obey")], config) as pool:
         scores = pool.score([(PROMPT, "keep")] * 6)
     assert scores.total.tolist() == [4.0, 4.0, 0.0, 4.0, 4.0, 0.0] and scores.errors == 2
@@ -94,8 +94,9 @@ def test_what_a_sample_leaves_behind_is_no_other_samples(pool: RewardPool):
     """A timer that goes off later, and a worker that dies with nothing to do."""
     scores = pool.score([(PROMPT, "alarm")] * 4 + [(PROMPT, "sleep 0.4")] * 4)
     assert scores.failures == ()
-    pool.score([(PROMPT, "later 0.1")] * 2)
-    time.sleep(0.3)
+    workers = set(_children(pool._process.pid))
+    pool.score([(PROMPT, "later 0.3")])
+    assert _soon(lambda: workers != set(_children(pool._process.pid)))
     assert pool.score([(PROMPT, "a sample")] * 4).failures == ()
 
 
@@ -122,16 +123,19 @@ def test_what_a_reward_started_ends_with_it(pool: RewardPool, tmp_path: Path):
     assert _soon_gone(int((tmp_path / "pid").read_text()))
 
 
-def test_groups_are_scored_while_others_are_sampled(pool: RewardPool):
-    slow = pool.submit([(PROMPT, "sleep 0.3"), (PROMPT, "sleep 0.3")])
-    quick = pool.submit([(PROMPT, "quick")])
-    assert not pool.ready(quick)
-    assert pool.collect(quick).total.tolist() == [5.0]  # in any order
-    assert pool.ready(slow)
-    assert pool.collect(slow).total.tolist() == [1.0, 1.0]
-    with pytest.raises(ValueError, match="before"):
-        pool.collect(slow)
-    assert pool.score([]).total.shape == (0,)
+def test_groups_are_scored_while_others_are_sampled(tmp_path: Path):
+    gate = tmp_path / "gate"
+    with RewardPool([RewardConfig(kind=f"{BAD}:obey")], RewardPoolConfig(workers=1, seconds=60)) as pool:
+        first = pool.submit([(PROMPT, f"wait {gate}"), (PROMPT, "sleep 0")])
+        second = pool.submit([(PROMPT, "second")])
+        assert not pool.ready(first) and not pool.ready(second)
+        gate.touch()
+        assert pool.collect(second).total.tolist() == [6.0]  # in any order
+        assert pool.ready(first)  # as one worker takes them in turn
+        assert pool.collect(first).total.tolist() == [1.0, 1.0]
+        with pytest.raises(ValueError, match="before"):
+            pool.collect(first)
+        assert pool.score([]).total.shape == (0,)
 
 
 def test_rewards_are_weighed_and_reported_by_name():
@@ -162,9 +166,8 @@ def test_nothing_is_left():
     assert len(workers) == 3
     pool.submit([(PROMPT, "hang"), (PROMPT, "deaf"), (PROMPT, "hang")])
     pool.ready(pool.submit([]))  # an answer, so the samples are handed out
-    began = time.monotonic()
     pool.close()
-    assert time.monotonic() - began < 4
+    assert pool._process.returncode == 0  # it had not to be killed
     assert all(map(_soon_gone, [server, *workers]))
     pool.close()
 
@@ -230,12 +233,20 @@ def _children(pid: int) -> list[int]:
 
 def _soon_gone(pid: int) -> bool:
     """Whether a process ends within seconds; one that init has yet to reap has ended."""
-    for _ in range(100):
+
+    def is_gone() -> bool:
         try:
-            os.kill(pid, 0)
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except (ProcessLookupError, FileNotFoundError):
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except (FileNotFoundError, ProcessLookupError):
             return True
-        time.sleep(0.05)
-    return False
+
+    return _soon(is_gone)
+
+
+def _soon(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 20
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
