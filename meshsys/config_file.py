@@ -240,7 +240,8 @@ class _Loader:
             whole = (*nearest, *path[depth + 1 :])
             guesses = [whole if whole in names else nearest]
         else:
-            guesses = elsewhere
+            outermost = min(map(len, elsewhere), default=0)
+            guesses = [other for other in elsewhere if len(other) == outermost]
         if guesses:
             return f"{said}; did you mean {' or '.join('.'.join(guess) for guess in guesses)}?"
         return f"{said}; {where or 'the file'} has {', '.join(siblings)}"
