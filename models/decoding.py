@@ -5,7 +5,7 @@ Shapes: B rows, S new tokens of each, D d_model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,8 +45,11 @@ class DecodingForm:
         """The form of embedding and head."""
         return self._stored(shared, self._matrices["shared"])
 
-    def layer(self, stacks: Mapping[str, PyTree], at: Mapping[str, jax.Array]) -> PyTree:
-        """The form of one layer: of each part that it has, in canonical form, the entry that is its own."""
+    def layers(self, stacks: Mapping[str, PyTree], at: Sequence[Mapping[str, jax.Array]]) -> list[PyTree]:
+        """The form of some layers: of each part that they have, in canonical form, the entries that are their own."""
+        return [self._layer(stacks, one) for one in at]
+
+    def _layer(self, stacks: Mapping[str, PyTree], at: Mapping[str, jax.Array]) -> PyTree:
         own = {
             name: jax.tree.map(lambda leaf, at=at[name]: jax.lax.dynamic_index_in_dim(leaf, at, keepdims=False), stack)
             for name, stack in stacks.items()

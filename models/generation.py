@@ -27,6 +27,7 @@ Place = Callable[[tuple[str | None, ...], tuple[int, ...]], jax.sharding.Shardin
 """The sharding of an array by its logical axes and shape."""
 
 _PROMPTS = 4  # run at once: that keeps matmuls busy, and little is wasted where one slot is free
+_BYTES_TOGETHER = 32 << 20  # of layers that one program brings into the generator's form
 _LEAST_PROMPT, _LEAST_PLACES, _STOPS = 16, 32, 8  # sizes are multiples of these
 
 
@@ -70,13 +71,22 @@ class Generator:
     def update(self, params: PyTree) -> None:
         """Takes other parameters, of the same shapes and shardings."""
         self._params = None  # the old ones may go before the new ones come
-        layers = []
-        for number in range(self.decoder.config.layers):
-            own = {name: at.index(number) for name, at in self.decoder.holders.items() if number in at}
-            stacks = {name: params["layers"][name] for name in own}
-            at = {name: np.int32(index) for name, index in own.items()}
-            layers.append(self._run("layer", self._form.layer, stacks, at))
+        layers: list[PyTree] = []
+        for numbers in self._together(params["layers"]):
+            holders = self.decoder.holders.items()
+            own = [{name: at.index(number) for name, at in holders if number in at} for number in numbers]
+            stacks = {name: params["layers"][name] for name in own[0]}
+            at = [{name: np.int32(index) for name, index in one.items()} for one in own]
+            layers += self._run("layers", self._form.layers, stacks, at)
         self._params = {"shared": self._run("shared", self._form.shared, params["shared"]), "layers": tuple(layers)}
+
+    def _together(self, layers: PyTree) -> Iterator[list[int]]:
+        """Numbers of successive layers that have the same parts and, together, few bytes."""
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(layers)) // self.decoder.config.layers
+        most = max(1, _BYTES_TOGETHER // max(size, 1))
+        for run in self.decoder.runs:
+            for first in range(run.first, run.first + run.count, most):
+                yield list(range(first, min(first + most, run.first + run.count)))
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """All requests' completions, in their order.
@@ -112,8 +122,20 @@ class Generator:
 
     def admit(self, slots: Slots, new: Arrival) -> Slots:
         """See `models.slots.admit`; takes the slots over."""
-
+        if self._place:  # prompts are divided as the slots are, lest every device runs all of them
+            tokens_RP, count_R = (
+                jax.device_put(field, self._place(("batch", *[None] * (field.ndim - 1)), field.shape))
+                for field in (new.tokens_RP, new.count_R)
+            )
+            new = new._replace(tokens_RP=tokens_RP, count_R=count_R)
         return self._run("admit", partial(admit, self._form), self._params, slots, new, donated=(1,), placed=True)
+
+    def prompts_at_once(self, slots: int) -> int:
+        """How many prompts run together: a few, and one for each part of the slots where devices share them."""
+        if not self._place:
+            return min(_PROMPTS, slots)
+        here = self._place(("batch",), (slots,)).shard_shape((slots,))[0]
+        return min(max(_PROMPTS, slots // here), slots)
 
     def decode(self, slots: Slots, steps: int, cancelled_B: np.ndarray) -> tuple[Slots, Chunk]:
         """See `models.slots.decode`; takes the slots over."""
@@ -207,7 +229,7 @@ class Generation:
                 self._holder[slot] = first = self._waiting.popleft()
                 self._cancelled[slot] = False
                 new[slot] = self._requests[first]
-        at_once = min(_PROMPTS, len(self._holder))
+        at_once = self._generator.prompts_at_once(len(self._holder))
         for padded in sorted({_padded(request) for request in new.values()}):
             equal: dict[bytes, list[int]] = {}
             for slot, one in new.items():

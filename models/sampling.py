@@ -38,12 +38,20 @@ class Settings(NamedTuple):
     min_p: jax.Array
 
 
-def sample(logits_BV: jax.Array, settings: Settings, keys_B: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def any_truncates(self) -> jax.Array:
+        """Whether a row leaves tokens out, a bool."""
+        return jnp.any(((self.top_k > 0) | (self.top_p < 1) | (self.min_p > 0)) & (self.temperature > 0))
+
+
+def sample(
+    logits_BV: jax.Array, settings: Settings, keys_B: jax.Array, any_truncates: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
     """Draws a token for each row.
 
     Args:
         logits_BV: float32.
         keys_B: a key for each row, used for nothing else.
+        any_truncates: `settings.any_truncates()`, for loops that find it out once.
 
     Returns:
         The tokens, int32 [B], and their log-probabilities under the distribution that they were drawn from, float32
@@ -53,8 +61,8 @@ def sample(logits_BV: jax.Array, settings: Settings, keys_B: jax.Array) -> tuple
     likeliest_B = _first(logits_BV == logits_BV.max(-1, keepdims=True))
     scaled_BV = logits_BV / jnp.where(greedy_B, 1.0, settings.temperature)[:, None]
     scaled_BV = scaled_BV - scaled_BV.max(-1, keepdims=True)
-    cut_B = (settings.top_k > 0) | (settings.top_p < 1) | (settings.min_p > 0)
-    kept_BV = jax.lax.cond(jnp.any(cut_B & ~greedy_B), truncate, lambda scaled_BV, _: scaled_BV, scaled_BV, settings)
+    any_truncates = settings.any_truncates() if any_truncates is None else any_truncates
+    kept_BV = jax.lax.cond(any_truncates, truncate, lambda scaled_BV, _: scaled_BV, scaled_BV, settings)
     kept_BV = jnp.where(greedy_B[:, None], scaled_BV, kept_BV)
     drawn_B, norm_B = _draw(kept_BV, keys_B)
     token_B = jnp.where(greedy_B, likeliest_B, drawn_B)

@@ -168,7 +168,7 @@ def decode(
     """
     rows = slots.token_B.shape[0]
     slots = slots._replace(remaining_B=jnp.where(cancelled_B, 0, slots.remaining_B))
-    none_B = jnp.zeros((rows,), jnp.int32)
+    none_B, any_truncates = jnp.zeros((rows,), jnp.int32), slots.settings.any_truncates()
     made = Chunk(jnp.zeros((rows, chunk), jnp.int32), jnp.zeros((rows, chunk), jnp.float32), none_B, none_B)
 
     def is_on(carry: tuple[jax.Array, Slots, Chunk]) -> jax.Array:
@@ -182,7 +182,7 @@ def decode(
         x_B1D, cache = extend(form, params, slots.cache, slots.token_B[:, None], one_B)
         keys_B = jax.vmap(jax.random.fold_in)(slots.keys_B, cache.length_B)
         logits_BV = form.decoder.logits(form.read_shared(params["shared"]), x_B1D)[:, 0]
-        token_B, log_prob_B = sample(logits_BV, slots.settings, keys_B)
+        token_B, log_prob_B = sample(logits_BV, slots.settings, keys_B, any_truncates)
         has_ended_B = jnp.any(token_B[:, None] == slots.stop_BX, -1)
         made = made._replace(
             tokens_BC=jax.lax.dynamic_update_index_in_dim(made.tokens_BC, token_B, step, 1),

@@ -100,7 +100,7 @@ def test_logits_equal_the_whole_model(name, first):
     def feed(cache: Any, tokens: jax.Array, count: jax.Array) -> tuple[jax.Array, Any]:
         with weights_first(first):
             layers = [
-                form.layer({n: params["layers"][n] for n in own}, own)
+                form.layers({n: params["layers"][n] for n in own}, [own])[0]
                 for number in range(decoder.config.layers)
                 if (own := {n: at.index(number) for n, at in decoder.holders.items() if number in at})
             ]
