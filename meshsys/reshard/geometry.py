@@ -104,14 +104,14 @@ def intersect(source: Side, destination: Side, devices: Sequence[jax.Device]) ->
         cells.setdefault(b"|".join(part.tobytes() for part in parts), []).append(device)
     holders = list(cells.values())
     replica = {device: number for held_by in holders for number, device in enumerate(held_by)}
-    # Of every unit: the cell that holds it, and its number in the grid of a block there.
-    cell, number = np.full(counts, -1), np.full(counts, -1)
+    # Of every unit: the cell that holds it, and its place in the grid of a block there.
+    cell, place = np.full(counts, -1), np.full(counts, -1)
     for which, (first, *_) in enumerate(holders):
         used = [np.flatnonzero(part >= 0) for part in held[first]]
         grid = [len(part) for part in held[first]]
         at = np.ix_(*(part[one] for part, one in zip(held[first], used, strict=True)))
         cell[at] = which
-        number[at] = np.arange(math.prod(grid)).reshape(grid)[np.ix_(*used)]
+        place[at] = np.arange(math.prod(grid)).reshape(grid)[np.ix_(*used)]
 
     senders, places = [], []
     for device, parts in enumerate(wanted):
@@ -122,7 +122,7 @@ def intersect(source: Side, destination: Side, devices: Sequence[jax.Device]) ->
         from_cell = [held_by[replica[device] % len(held_by)] for held_by in holders]
         sender = np.asarray(from_cell)[cell[at]]
         senders.append(np.where(unused, -1, sender).reshape(-1))
-        places.append(np.where(unused, 0, number[at]).reshape(-1))
+        places.append(np.where(unused, 0, place[at]).reshape(-1))
     source_grid, destination_grid = (tuple(len(part) for part in side[0]) for side in (held, wanted))
     return Geometry(unit, source_grid, destination_grid, np.stack(senders), np.stack(places))
 

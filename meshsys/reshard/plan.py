@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,88 +14,17 @@ import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
 from meshsys.errors import ConfigError
+from meshsys.reshard.batches import transit_bytes
 from meshsys.reshard.geometry import Geometry, Side, intersect
+from meshsys.reshard.leaf import LeafMove
 from meshsys.reshard.routes import Route, route
 from schedules.stages import StageLayout
 
-__all__ = ["LeafMove", "ReshardPlan", "plan_reshard"]
+__all__ = ["ReshardPlan", "plan_reshard"]
 
 PyTree = Any
 
 _BUCKET_BYTES = 64 << 20
-
-
-@dataclass(frozen=True, eq=False)
-class LeafMove:
-    """What happens to one array.
-
-    Attributes:
-        name: its path in the tree.
-        dtypes: before and after.
-        pieces: into how many each unit is cut; they move one after another.
-    """
-
-    name: str
-    source: Side
-    destination: Side
-    dtypes: tuple[np.dtype, np.dtype]
-    geometry: Geometry
-    route: Route
-    pieces: int = 1
-
-    @property
-    def kept(self) -> bool:
-        """Every device holds what it is to hold, in the form that it is to have: nothing is done."""
-        here = np.arange(len(self.geometry.sender))[:, None]
-        units = np.arange(self.geometry.sender.shape[1])
-        same = np.array_equal(self.geometry.place, np.broadcast_to(units, self.geometry.place.shape))
-        return (
-            self.dtypes[0] == self.dtypes[1]
-            and self.geometry.source_grid == self.geometry.destination_grid
-            and same
-            and bool(np.all(self.geometry.sender == here))
-            and self.source.block == self.destination.block
-        )
-
-    @property
-    def wire(self) -> np.dtype:
-        """The dtype in which it travels: the narrower of the two."""
-        return min(reversed(self.dtypes), key=lambda dtype: dtype.itemsize)
-
-    @property
-    def unit_bytes(self) -> int:
-        return math.prod(self.geometry.unit) * self.wire.itemsize
-
-    @property
-    def moved_bytes(self) -> int:
-        return self.unit_bytes * sum(exchange.moved_units for exchange in self.route.exchanges)
-
-    @property
-    def lower_bound_bytes(self) -> int:
-        return self.unit_bytes * self.geometry.moved_units
-
-    @property
-    def source_bytes(self) -> int:
-        """Of one device's block; `destination_bytes` alike."""
-        return math.prod(self.source.block) * self.dtypes[0].itemsize
-
-    @property
-    def destination_bytes(self) -> int:
-        return math.prod(self.destination.block) * self.dtypes[1].itemsize
-
-    @property
-    def transit_bytes(self) -> int:
-        """On one device while a piece moves: packed, received, and put in order."""
-        if self.kept:
-            return 0
-        rows = sum(exchange.send.shape[1] + exchange.received for exchange in self.route.exchanges)
-        own = math.prod(self.geometry.source_grid)
-        return -(-self.unit_bytes * (rows + own + self.geometry.sender.shape[1]) // self.pieces)
-
-    @functools.cached_property
-    def key(self) -> tuple:
-        """What programs of two arrays have to share to be the same."""
-        return self.source.key, self.destination.key, self.dtypes, self.pieces
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +69,7 @@ class ReshardPlan:
         for bucket in self.buckets:
             moves = [self.moves[leaf] for leaf in bucket]
             held += sum(move.destination_bytes for move in moves)
-            peak = max(peak, held + max(move.transit_bytes for move in moves))
+            peak = max(peak, held + transit_bytes(moves))
             held -= sum(move.source_bytes for move in moves)
         return peak
 
@@ -266,15 +194,7 @@ def _move(
     geometry, found = _routed(_Sides(source, destination), devices)
     move = LeafMove(name, source, destination, dtypes, geometry, found)
     room = max(bucket_bytes - move.source_bytes - move.destination_bytes, bucket_bytes // 4, 1)
-    return cut(move, -(-move.transit_bytes // room))
-
-
-def cut(move: LeafMove, pieces: int) -> LeafMove:
-    """The same array in at least so many pieces, as far as its units can be cut."""
-    sizes = move.geometry.unit
-    divisors = [d for size in sizes for d in range(1, size + 1) if size % d == 0]
-    enough = min((d for d in divisors if d >= pieces), default=max(divisors, default=1))
-    return LeafMove(move.name, move.source, move.destination, move.dtypes, move.geometry, move.route, enough)
+    return move.cut(-(-move.transit_bytes // room))
 
 
 class _Sides:
@@ -300,17 +220,17 @@ def _routed(sides: _Sides, devices: tuple[jax.Device, ...]) -> tuple[Geometry, R
 def _buckets(moves: Sequence[LeafMove], bucket_bytes: int) -> tuple[tuple[int, ...], ...]:
     """Leaves in their order, as many to a bucket as fit."""
     buckets: list[list[int]] = []
-    blocks = transit = 0
     for leaf, move in enumerate(moves):
         if move.kept:
             continue
-        more = move.source_bytes + move.destination_bytes
-        if not buckets or blocks + more + max(transit, move.transit_bytes) > bucket_bytes:
+        if not buckets or _bytes([moves[one] for one in [*buckets[-1], leaf]]) > bucket_bytes:
             buckets.append([])
-            blocks = transit = 0
         buckets[-1].append(leaf)
-        blocks, transit = blocks + more, max(transit, move.transit_bytes)
     return tuple(map(tuple, buckets))
+
+
+def _bytes(moves: Sequence[LeafMove]) -> int:
+    return sum(move.source_bytes + move.destination_bytes for move in moves) + transit_bytes(moves)
 
 
 def _mib(size: int) -> str:

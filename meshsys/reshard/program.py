@@ -7,34 +7,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meshsys.reshard.plan import LeafMove
+from meshsys.reshard.batches import IN_FLIGHT, batches
+from meshsys.reshard.leaf import LeafMove
 from meshsys.reshard.routes import Exchange
 
 __all__ = ["AXIS", "bits_dtype", "copy_blocks", "move_blocks", "update_blocks"]
 
 AXIS = "device"
 
-_BATCH_BYTES = 1 << 20  # arrays that send less share a collective, as each costs a rendezvous
 _MOST_SLICES = 64  # rows that are picked one by one; more are gathered
 
 
 def move_blocks(moves: Sequence[LeafMove], blocks: Sequence[jax.Array]) -> list[jax.Array]:
     """Destination blocks of source blocks, within a `shard_map` over `AXIS`."""
     results: dict[int, jax.Array] = {}
-    last: jax.Array | None = None
-    for batch in _batches(moves):
+    ends: list[jax.Array] = []
+    for batch in batches(moves):
         taken = [blocks[leaf] for leaf in batch]
-        if last is not None:  # one batch after another, so that the next one's buffers are the last one's
-            *taken, _ = lax.optimization_barrier((*taken, last))
+        if len(ends) >= IN_FLIGHT:  # its buffers are then those of the one that has ended
+            *taken, _ = lax.optimization_barrier((*taken, ends[-IN_FLIGHT]))
         moved = _move_batch([moves[leaf] for leaf in batch], taken)
         results.update(zip(batch, moved, strict=True))
-        last = moved[-1]
+        ends.append(moved[-1])
     return [results[leaf] for leaf in range(len(moves))]
 
 
@@ -79,25 +80,6 @@ def _differ(move: LeafMove, now: jax.Array, sent: jax.Array) -> jax.Array:
     view = _source_view(move, now) != _source_view(move, sent)
     before = math.prod(view.shape[: 2 * dim + 1])
     return jnp.any(view.reshape(before, move.pieces, size * math.prod(view.shape[2 * dim + 2 :])), axis=(0, 2))
-
-
-def _batches(moves: Sequence[LeafMove]) -> list[list[int]]:
-    batches: list[list[int]] = []
-    open_: dict[tuple, tuple[list[int], int]] = {}
-    for leaf, move in enumerate(moves):
-        exchanges = tuple((exchange.kind, exchange.groups) for exchange in move.route.exchanges)
-        rows = max((exchange.received for exchange in move.route.exchanges), default=0)
-        size = move.unit_bytes * rows
-        kind = exchanges, bits_dtype(move.wire)
-        batch, filled = open_.get(kind, ([], 0))
-        if move.pieces > 1 or not exchanges or filled + size > _BATCH_BYTES:
-            batch, filled = [], 0
-        if not batch:
-            batches.append(batch)
-        batch.append(leaf)
-        if move.pieces == 1:
-            open_[kind] = batch, filled + size
-    return batches
 
 
 def _move_batch(moves: Sequence[LeafMove], blocks: Sequence[jax.Array]) -> list[jax.Array]:
@@ -153,31 +135,71 @@ def _interleaved(grid: Sequence[int], unit: Sequence[int]) -> tuple[int, ...]:
 
 def _exchange(moves: Sequence[LeafMove], views: Sequence[jax.Array]) -> list[jax.Array]:
     """Destination views of the bits of source views; moves whose exchanges are of the same kinds and groups."""
-    units = [_to_units(view) for view in views]
+    units = [_Units(view) for view in views]
     pools: list[list[jax.Array]] = [[] for _ in moves]
     for number, exchange in enumerate(moves[0].route.exchanges):
-        first = len(exchange.groups[0]) if exchange.kind == "all_to_all" else 1
-        sends = [_pick(rows, move.route.exchanges[number].send) for move, rows in zip(moves, units, strict=True)]
-        flat = [send.reshape(first, -1) for send in sends]
-        received = _collective(exchange, flat[0] if len(flat) == 1 else jnp.concatenate(flat, axis=1))
-        ends = np.cumsum([send.shape[1] for send in flat])
-        for pool, move, rows, part in zip(pools, moves, units, jnp.split(received, ends[:-1], axis=1), strict=True):
-            pool.append(part.reshape(move.route.exchanges[number].received, *rows.shape[1:]))
-    results = []
-    for move, pool, rows in zip(moves, pools, units, strict=True):
-        brought = sum(part.shape[0] for part in pool)
-        last = int(move.route.pick.max())
+        own = [move.route.exchanges[number] for move in moves]
+        sends = [each.pick(one.send) for each, one in zip(units, own, strict=True)]
+        for pool, one, send, part in zip(pools, own, sends, _together(exchange, sends), strict=True):
+            pool.append(part.reshape(one.received, *send.shape[1:]))
+    return [_assembled(*each) for each in zip(moves, units, pools, strict=True)]
+
+
+def _assembled(move: LeafMove, own: _Units, pool: list[jax.Array]) -> jax.Array:
+    """The destination view of what the exchanges brought and of what was there."""
+    brought, last = sum(part.shape[0] for part in pool), int(move.route.pick.max())
+    if not pool and last < own.count:
+        picked = own.pick(move.route.pick)
+    else:
         if last >= brought:
-            pool = [*pool, rows]
-        if last >= brought + rows.shape[0]:
-            pool = [*pool, jnp.zeros_like(rows[:1])]
+            pool = [*pool, own.rows]
+        if last >= brought + own.count:
+            pool = [*pool, jnp.zeros_like(own.rows[:1])]
         picked = _pick(pool[0] if len(pool) == 1 else jnp.concatenate(pool), move.route.pick)
-        results.append(_from_units(_cast_back(picked, move), move.geometry.destination_grid))
-    return results
+    return _from_units(_cast_back(picked, move), move.geometry.destination_grid)
+
+
+class _Units:
+    """The units of a view [g0, u0, g1, u1, ...]."""
+
+    def __init__(self, view: jax.Array):
+        self._view = view
+        self._grid, self._unit = view.shape[::2], view.shape[1::2]
+        self.count = math.prod(self._grid)
+
+    @cached_property
+    def rows(self) -> jax.Array:
+        """[n, u0, u1, ...]."""
+        view = self._view
+        units = view.transpose([*range(0, view.ndim, 2), *range(1, view.ndim, 2)])
+        return units.reshape(-1, *self._unit)
+
+    def pick(self, table: np.ndarray) -> jax.Array:
+        """[k, u0, u1, ...]: those of a device's line in a table [N, k]."""
+        line = table[0]
+        in_order = np.array_equal(line, np.arange(self.count))
+        if np.any(table != line) or in_order or len(line) > _MOST_SLICES:
+            return _pick(self.rows, table)
+        return jnp.stack([self._one(np.unravel_index(one, self._grid)) for one in line])
+
+    def _one(self, at: Sequence[int]) -> jax.Array:
+        starts = [start for one in at for start in (int(one), 0)]
+        ends = [end for one, size in zip(at, self._unit, strict=True) for end in (int(one) + 1, size)]
+        return lax.slice(self._view, starts, ends).reshape(self._unit)
+
+
+def _together(exchange: Exchange, sends: Sequence[jax.Array]) -> list[jax.Array]:
+    """Sends rows of several arrays, [G C, ...] of an all-to-all, else [C, ...], by one collective."""
+    if len(sends) == 1:
+        return [_collective(exchange, sends[0])]
+    first = len(exchange.groups[0]) if exchange.kind == "all_to_all" else 1
+    flat = [send.reshape(first, -1) for send in sends]
+    ends = np.cumsum([send.shape[1] for send in flat])
+    return jnp.split(_collective(exchange, jnp.concatenate(flat, axis=1)), ends[:-1], axis=1)
 
 
 def _collective(exchange: Exchange, rows: jax.Array) -> jax.Array:
-    """[G, x] of an all-to-all, else [1, x] -> [G, x], [1, x] of a ppermute."""
+    """Over the first dimension."""
     if exchange.kind == "ppermute":
         return lax.ppermute(rows, AXIS, exchange.groups)
     groups = None if len(exchange.groups) == 1 else exchange.groups

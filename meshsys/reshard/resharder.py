@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +14,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from meshsys.errors import ConfigError
 from meshsys.reshard.geometry import Side
-from meshsys.reshard.plan import LeafMove, ReshardPlan, cut
+from meshsys.reshard.leaf import LeafMove
+from meshsys.reshard.plan import ReshardPlan
 from meshsys.reshard.program import AXIS, bits_dtype, copy_blocks, move_blocks, update_blocks
 
 __all__ = ["Mode", "Resharded", "Resharder"]
@@ -79,12 +79,12 @@ class Resharder:
         programs = [self._compiled(bucket, update) for bucket in self.plan.buckets]
         start = time.perf_counter()
         results: list[Any] = list(leaves)
-        changed = 0
+        changed: list[Any] = []
         for bucket, program in zip(self.plan.buckets, programs, strict=True):
             moves = [self._pieces[leaf] for leaf in bucket]
             blocks = [self._flat(leaves[leaf], self.plan.moves[leaf].source) for leaf in bucket]
             moved, counts = self._run(bucket, program, blocks)
-            changed += counts
+            changed.append(counts)
             for leaf, move, array in zip(bucket, moves, moved, strict=True):
                 results[leaf] = _arranged(array, move.destination.shape, move.destination.sharding)
             if self.mode == "in_place":
@@ -97,24 +97,24 @@ class Resharder:
                 results[leaf] = _arranged(leaves[leaf], move.destination.shape, move.destination.sharding)
         jax.block_until_ready(results)
         total = sum(self._pieces[leaf].pieces for bucket in self.plan.buckets for leaf in bucket)
-        self.last = Resharded(time.perf_counter() - start, changed / total if total else 0.0)
+        self.last = Resharded(time.perf_counter() - start, sum(map(int, changed)) / total if total else 0.0)
         return jax.tree.unflatten(self.plan.treedef, results)
 
     def compiled(self) -> tuple[jax.stages.Compiled, ...]:
         """The programs of the plan's buckets, for their compiler figures."""
         return tuple(self._compiled(bucket) for bucket in self.plan.buckets)
 
-    def _run(self, bucket: Sequence[int], program: Any, blocks: list[jax.Array]) -> tuple[list[jax.Array], int]:
+    def _run(self, bucket: Sequence[int], program: Any, blocks: list[jax.Array]) -> tuple[list[jax.Array], Any]:
         """The bucket's results, and how many pieces were sent for them."""
-        pieces = sum(self._pieces[leaf].pieces for leaf in bucket)
+        pieces: Any = sum(self._pieces[leaf].pieces for leaf in bucket)
         if self.mode != "delta":
             return program(blocks), pieces
         if bucket[0] not in self._sent:
             moved, sent = program(blocks)
         else:
             before = [self._sent[leaf] for leaf in bucket], [self._results[leaf] for leaf in bucket]
-            moved, sent, found = program(blocks, *before)
-            pieces = int(found.addressable_shards[0].data)
+            moved, sent, count = program(blocks, *before)
+            pieces = count.addressable_shards[0].data
         self._sent.update(zip(bucket, sent, strict=True))
         self._results.update(zip(bucket, moved, strict=True))
         return moved, pieces
@@ -145,12 +145,9 @@ class Resharder:
             keeps = self.mode == "delta"
             run = partial(copy_blocks if keeps else move_blocks, moves)
             specs, outs, arguments = (before,), (after, before) if keeps else after, (sources,)
-            donated = (0,) if self.mode == "in_place" else ()
+            donated = ()
         mapped = jax.shard_map(run, mesh=self._mesh, in_specs=specs, out_specs=outs, check_vma=False)
-        with warnings.catch_warnings():
-            # Blocks change their shapes, so most donated ones cannot become results.
-            warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-            return jax.jit(mapped, donate_argnums=donated).lower(*arguments).compile()
+        return jax.jit(mapped, donate_argnums=donated).lower(*arguments).compile()
 
     def _struct(self, side: Side, dtype: np.dtype) -> jax.ShapeDtypeStruct:
         block, sharding = side.block, NamedSharding(self._mesh, _spec(side))
@@ -176,7 +173,7 @@ class Resharder:
 
 
 def _for_delta(move: LeafMove, delta_bytes: int) -> LeafMove:
-    return cut(move, max(move.pieces, -(-move.source_bytes // delta_bytes)))
+    return move.cut(max(move.pieces, -(-move.source_bytes // delta_bytes)))
 
 
 def _spec(side: Side) -> PartitionSpec:

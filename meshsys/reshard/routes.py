@@ -5,6 +5,7 @@ Shapes: N devices, G of a group, C units that each sends to each, T units of a d
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Literal
@@ -55,6 +56,10 @@ class Route:
     pick: np.ndarray
 
     @property
+    def moved_units(self) -> int:
+        return sum(exchange.moved_units for exchange in self.exchanges)
+
+    @property
     def kind(self) -> str:
         """In words: "all_to_all", "ppermute x3", "slice" where nothing is sent."""
         counts = Counter(exchange.kind for exchange in self.exchanges)
@@ -64,9 +69,8 @@ class Route:
 def route(geometry: Geometry) -> Route:
     """An all-gather where all of a group get the same; else an all-to-all as far as all send each other the same
     number of units; the rest in rounds, in which a device sends to one and receives from one."""
-    sender, place = geometry.sender, geometry.place
+    sender, place, own_units = geometry.sender, geometry.place, math.prod(geometry.source_grid)
     devices = len(sender)
-    own_units = int(np.prod(geometry.source_grid))
     slots: dict[tuple[int, int], list[int]] = defaultdict(list)
     for receiver, row in enumerate(sender):
         for slot, one in enumerate(row):
