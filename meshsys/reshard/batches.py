@@ -26,7 +26,7 @@ def batches(moves: Sequence[LeafMove]) -> list[list[int]]:
         if move.pieces > 1 or not exchanges:
             found.append([leaf])
             continue
-        kind = exchanges, move.wire.itemsize
+        kind = exchanges, move.bits
         batch, filled = small.get(kind, ([], 0))
         if not batch or filled + size > _BATCH_BYTES:
             batch, filled = [], 0

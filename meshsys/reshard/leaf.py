@@ -53,6 +53,11 @@ class LeafMove:
         return min(reversed(self.dtypes), key=lambda dtype: dtype.itemsize)
 
     @property
+    def bits(self) -> np.dtype:
+        """Unsigned integers as wide as the wire's; booleans and complex numbers, which have no bits to JAX, stay."""
+        return self.wire if self.wire.kind in "bc" else np.dtype(f"uint{8 * self.wire.itemsize}")
+
+    @property
     def unit_bytes(self) -> int:
         return math.prod(self.geometry.unit) * self.wire.itemsize
 

@@ -18,7 +18,7 @@ from meshsys.reshard.batches import IN_FLIGHT, batches
 from meshsys.reshard.leaf import LeafMove
 from meshsys.reshard.routes import Exchange
 
-__all__ = ["AXIS", "bits_dtype", "copy_blocks", "move_blocks", "update_blocks"]
+__all__ = ["AXIS", "copy_blocks", "move_blocks", "update_blocks"]
 
 AXIS = "device"
 
@@ -41,7 +41,7 @@ def move_blocks(moves: Sequence[LeafMove], blocks: Sequence[jax.Array]) -> list[
 
 def copy_blocks(moves: Sequence[LeafMove], blocks: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
     """Destination blocks, and the source blocks as bits, for `update_blocks`."""
-    return move_blocks(moves, blocks), [_bits(block, move.wire) for move, block in zip(moves, blocks, strict=True)]
+    return move_blocks(moves, blocks), [_bits(block, move) for move, block in zip(moves, blocks, strict=True)]
 
 
 def update_blocks(
@@ -59,7 +59,7 @@ def update_blocks(
     Returns:
         The results, what is now sent, and the number of pieces that differed.
     """
-    now = [_bits(block, move.wire) for move, block in zip(moves, blocks, strict=True)]
+    now = [_bits(block, move) for move, block in zip(moves, blocks, strict=True)]
     differ = [_differ(*each) for each in zip(moves, now, sent, strict=True)]
     ends = np.cumsum([move.pieces for move in moves])
     differ = jnp.split(lax.psum(jnp.concatenate(differ).astype(jnp.int32), AXIS) > 0, ends[:-1])
@@ -84,7 +84,7 @@ def _differ(move: LeafMove, now: jax.Array, sent: jax.Array) -> jax.Array:
 
 def _move_batch(moves: Sequence[LeafMove], blocks: Sequence[jax.Array]) -> list[jax.Array]:
     if moves[0].pieces == 1:
-        views = [_bits(_source_view(move, block), move.wire) for move, block in zip(moves, blocks, strict=True)]
+        views = [_bits(_source_view(move, block), move) for move, block in zip(moves, blocks, strict=True)]
         moved = _exchange(moves, views)
         return [result.reshape(move.destination.block) for move, result in zip(moves, moved, strict=True)]
     (move,), (block,) = moves, blocks
@@ -108,7 +108,7 @@ def _piecewise(
     def body(i: jax.Array, out: jax.Array) -> jax.Array:
         at = which(i) * size
         piece = lax.dynamic_slice_in_dim(view, at, size, axis)
-        (moved,) = _exchange([move], [piece if is_bits else _bits(piece, move.wire)])
+        (moved,) = _exchange([move], [piece if is_bits else _bits(piece, move)])
         return lax.dynamic_update_slice_in_dim(out, moved, at, axis)
 
     return lax.fori_loop(0, count, body, out)
@@ -233,15 +233,12 @@ def _from_units(units: jax.Array, grid: Sequence[int]) -> jax.Array:
     return units.reshape(*grid, *units.shape[1:]).transpose([at for k in range(dims) for at in (k, dims + k)])
 
 
-def bits_dtype(dtype: np.dtype) -> np.dtype:
-    """Unsigned integers as wide as a dtype."""
-    return np.dtype(f"uint{8 * dtype.itemsize}")
-
-
-def _bits(array: jax.Array, wire: np.dtype) -> jax.Array:
+def _bits(array: jax.Array, move: LeafMove) -> jax.Array:
     """Cast to the dtype of the way, as bits: no compiler widens those, and no NaN changes."""
-    return lax.bitcast_convert_type(array.astype(wire), bits_dtype(wire))
+    array = array.astype(move.wire)
+    return array if move.bits == move.wire else lax.bitcast_convert_type(array, move.bits)
 
 
 def _cast_back(bits: jax.Array, move: LeafMove) -> jax.Array:
-    return lax.bitcast_convert_type(bits, move.wire).astype(move.dtypes[1])
+    array = bits if move.bits == move.wire else lax.bitcast_convert_type(bits, move.wire)
+    return array.astype(move.dtypes[1])

@@ -16,7 +16,7 @@ from meshsys.errors import ConfigError
 from meshsys.reshard.geometry import Side
 from meshsys.reshard.leaf import LeafMove
 from meshsys.reshard.plan import ReshardPlan
-from meshsys.reshard.program import AXIS, bits_dtype, copy_blocks, move_blocks, update_blocks
+from meshsys.reshard.program import AXIS, copy_blocks, move_blocks, update_blocks
 
 __all__ = ["Mode", "Resharded", "Resharder"]
 
@@ -136,7 +136,7 @@ class Resharder:
         outs: Any
         arguments: Any
         if update:
-            sent = [self._struct(move.source, bits_dtype(move.wire)) for move in moves]
+            sent = [self._struct(move.source, move.bits) for move in moves]
             results = [self._struct(move.destination, move.dtypes[1]) for move in moves]
             run = partial(update_blocks, moves)
             specs, outs, arguments = (before, before, after), (after, before, PartitionSpec()), (sources, sent, results)
