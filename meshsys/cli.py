@@ -18,6 +18,7 @@ from meshsys.evaluate_command import add_evaluate_command
 from meshsys.generate_command import add_generate_command
 from meshsys.model_commands import add_model_commands
 from meshsys.plan_command import add_plan_command
+from meshsys.reshard_command import add_reshard_command
 from meshsys.run_folder import run_folder
 from meshsys.schedule_commands import add_schedule_commands
 from schedules.actions import ScheduleError
@@ -120,6 +121,7 @@ def _parser() -> Parser:
     add_evaluate_command(commands)
     add_generate_command(commands)
     add_model_commands(commands)
+    add_reshard_command(commands)
     report = command(commands, "report", _report, "write a run's report.html again, and print its path")
     trace = command(commands, "trace", _trace, "write a run's measured steps as trace.json, for ui.perfetto.dev")
     about = "steps, the last ones, that show their actions"
