@@ -1,4 +1,4 @@
-"""A run as one self-contained page: losses, schedule, torus, memory.
+"""A run as one self-contained page: losses or rewards, schedule, torus, memory.
 
 What draws a plan needs JAX, and is imported when it does; charts and style are for pages that do without.
 """
@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 
 __all__ = ["write_report"]
 
+_FIRST_SAMPLES, _LAST_SAMPLES = 4, 12
+
 
 def write_report(run_dir: Path) -> Path:
     """Writes `report.html` into a run's folder, and returns its path.
 
-    Reads `config.yaml`, and as far as they are there `metrics.jsonl` and `plan.json`.
+    Reads `config.yaml`, and as far as they are there `metrics.jsonl`, `plan.json` and `samples.jsonl`.
 
     Raises:
         ConfigError: the folder is not a run, or its configuration or plan is damaged.
@@ -28,11 +30,15 @@ def write_report(run_dir: Path) -> Path:
     from meshsys.config import load_config
     from meshsys.report.history import read_history
     from meshsys.report.page import page
+    from meshsys.report.samples import read_samples
 
     if not (run_dir / "config.yaml").is_file():
-        raise ConfigError(f"{run_dir} is not a run: it has no config.yaml; give a folder that `meshsys train` wrote")
+        raise ConfigError(
+            f"{run_dir} is not a run: it has no config.yaml; give a folder that `meshsys train` or `meshsys rl` wrote"
+        )
     config = load_config(run_dir / "config.yaml")
-    text = page(config, _read_plan(run_dir / "plan.json"), read_history(run_dir / "metrics.jsonl"))
+    samples = read_samples(run_dir / "samples.jsonl", _FIRST_SAMPLES, _LAST_SAMPLES)
+    text = page(config, _read_plan(run_dir / "plan.json"), read_history(run_dir / "metrics.jsonl"), samples)
     path = run_dir / "report.html"
     write_whole(path, text)
     return path

@@ -12,16 +12,24 @@ from meshsys.planner.plan import Plan, ValuePlan
 from meshsys.planner.text import bytes_text, layers_text, place_text, schedule_of
 from meshsys.report.charts import line_chart, number_text, smooth
 from meshsys.report.history import History
+from meshsys.report.rl import rl_facts, rl_sections
+from meshsys.report.samples import Sample
 from meshsys.report.style import SCRIPT, STYLE
+from meshsys.report.tables import bar, key, stack, table
 from meshsys.report.timeline import timeline_picture
 from meshsys.report.torus import rank_colour, torus_caption, torus_picture
 
 __all__ = ["page"]
 
 
-def page(config: Config, plan: Plan | None, history: History) -> str:
-    """The whole page as HTML; it asks for nothing from outside."""
-    sections = [_head(config, plan, history), _training(history)]
+def page(config: Config, plan: Plan | None, history: History, samples: Sequence[Sample] = ()) -> str:
+    """The whole page as HTML; it asks for nothing from outside.
+
+    Args:
+        samples: responses of a run of `meshsys rl`.
+    """
+    told = [_training(history)] if config.rl is None else rl_sections(history, samples)
+    sections = [_head(config, plan, history), *told]
     if plan is None:
         sections.append(
             '<p class="none">This run has no plan.json. <code>meshsys plan</code> shows the schedule, the torus and '
@@ -45,14 +53,7 @@ def _head(config: Config, plan: Plan | None, history: History) -> str:
     axes = ", ".join(f"{name} {size}" for name, size in config.mesh.axes.model_dump().items() if size > 1)
     where = f"{axes} on a {config.mesh.topology} torus" if axes else "one device"
     about = (config.pipeline.schedule, where, f"remat {config.pipeline.remat}")
-    done, steps = history.steps[-1] if history.steps else 0, config.train.steps
-    speed = _speed(history)
-    facts = [
-        ("loss", number_text(history.last("loss")), "" if done >= steps else "so far"),
-        ("steps", f"{done:,}", f"of {steps:,}"),
-        ("tokens/s", number_text(speed), "median" if math.isfinite(speed) else ""),
-        ("tokens seen", number_text(sum(t for t in history.of("tokens") if math.isfinite(t))), ""),
-    ]
+    facts = (_training_facts if config.rl is None else rl_facts)(history, config.train.steps)
     if plan is not None:
         facts += [
             ("parameters", number_text(plan.parameters), f"{plan.parameters:,}"),
@@ -66,6 +67,17 @@ def _head(config: Config, plan: Plan | None, history: History) -> str:
     )
     lead = escape(" · ".join(about))
     return f'<h1>{escape(config.run.name)}</h1><p class="lead">{lead}</p><dl class="facts">{items}</dl>'
+
+
+def _training_facts(history: History, steps: int) -> list[tuple[str, str, str]]:
+    done = history.steps[-1] if history.steps else 0
+    speed = _speed(history)
+    return [
+        ("loss", number_text(history.last("loss")), "" if done >= steps else "so far"),
+        ("steps", f"{done:,}", f"of {steps:,}"),
+        ("tokens/s", number_text(speed), "median" if math.isfinite(speed) else ""),
+        ("tokens seen", number_text(sum(t for t in history.of("tokens") if math.isfinite(t))), ""),
+    ]
 
 
 def _speed(history: History) -> float:
@@ -84,8 +96,7 @@ def _training(history: History) -> str:
         ("Tokens a second", "tokens_per_s", " tokens/s"),
     ]
     charts = "".join(
-        f"<div><h3>{label}</h3>"
-        f"{line_chart(label, steps, history.of(name), width=340, height=170, unit=unit)}</div>"
+        f"<div><h3>{label}</h3>{line_chart(label, steps, history.of(name), width=340, height=170, unit=unit)}</div>"
         for label, name, unit in small
     )
     return f'<h2>Loss</h2><div class="wide">{loss}</div><div class="row">{charts}</div>'
@@ -107,12 +118,12 @@ def _torus(plan: Plan) -> str:
         for axis in mesh.axes
         if axis.size > 1
     ]
-    table = _table(["axis", "#size", "along", "#hops", "#to close"], rows) if rows else ""
-    ranks = _table(
+    axes = table(["axis", "#size", "along", "#hops", "#to close"], rows) if rows else ""
+    ranks = table(
         ["rank", "stages", "layers"],
         [
             [
-                f"{_key(rank_colour(rank.rank, len(plan.ranks)))}{rank.rank}",
+                f"{key(rank_colour(rank.rank, len(plan.ranks)))}{rank.rank}",
                 ", ".join(map(str, rank.stages)),
                 ", ".join(layers_text(plan.stages[stage].layers) for stage in rank.stages),
             ]
@@ -121,7 +132,7 @@ def _torus(plan: Plan) -> str:
     )
     return (
         f'<h2>Torus</h2><p>{escape(torus_caption(plan))}</p><div class="row">'
-        f'<div class="wide">{torus_picture(plan)}</div><div>{table}<br>{ranks}</div></div>'
+        f'<div class="wide">{torus_picture(plan)}</div><div>{axes}<br>{ranks}</div></div>'
     )
 
 
@@ -142,7 +153,7 @@ def _stages(plan: Plan) -> str:
     ]
     head = ["#stage", "#rank", "#chunk", "layers", "ends", "#parameters", "#F keeps", "#I leaves for W", "#at once"]
     about = "Bytes of one microbatch, on each device of the stage; at once: the most microbatches that it holds."
-    return f"<h2>Stages</h2><p>{about}</p>{_table(head, rows)}"
+    return f"<h2>Stages</h2><p>{about}</p>{table(head, rows)}"
 
 
 def _memory(plan: Plan) -> str:
@@ -160,16 +171,12 @@ def _memory(plan: Plan) -> str:
         ("workspace, transfers, copies", memory.workspace + memory.transfers + memory.copies),
     ]
     total = max(memory.total, 1)
-    stack = "".join(
-        f'<i style="flex:{size};background:var(--c{place})" title="{name}: {bytes_text(size)}"></i>'
-        for place, (name, size) in enumerate(parts)
-        if size
-    )
     rows = [
-        [f"{_key(f'var(--c{place})')}{name}", bytes_text(size), f"{size / total:.1%}"]
+        [f"{key(f'var(--c{place})')}{name}", bytes_text(size), f"{size / total:.1%}"]
         for place, (name, size) in enumerate(parts)
     ]
-    table = _table(["", "#bytes", "#share"], [*rows, ["total", bytes_text(memory.total), ""]], total=True)
+    pieces = [(name, size, bytes_text(size), place) for place, (name, size) in enumerate(parts)]
+    sizes = table(["", "#bytes", "#share"], [*rows, ["total", bytes_text(memory.total), ""]], total=True)
     host = f" Another {bytes_text(memory.host)} of residuals wait in host memory." if memory.host else ""
     most = max(max(rank.peak_bytes for rank in plan.ranks), 1)
     ranks = [
@@ -180,7 +187,7 @@ def _memory(plan: Plan) -> str:
             bytes_text(rank.stash_bytes),
             bytes_text(rank.inbox_bytes),
             bytes_text(rank.peak_bytes),
-            _bar(rank.peak_bytes / most, rank_colour(rank.rank, len(plan.ranks))),
+            bar(rank.peak_bytes / most, rank_colour(rank.rank, len(plan.ranks))),
         ]
         for rank in plan.ranks
     ]
@@ -188,8 +195,8 @@ def _memory(plan: Plan) -> str:
     return (
         "<h2>Memory</h2><p>Bytes on each device. One program runs on all of them, so each allocates the slots that the "
         f"busiest rank needs. The workspace, and what the tensor axis divides, are predicted.{host}</p>"
-        f'<div class="stack">{stack}</div><div class="row"><div>{table}</div>'
-        f"<div><h3>What each rank fills of its slots, at its peak</h3>{_table(head, ranks)}</div></div>"
+        f'{stack(pieces)}<div class="row"><div>{sizes}</div>'
+        f"<div><h3>What each rank fills of its slots, at its peak</h3>{table(head, ranks)}</div></div>"
     )
 
 
@@ -223,29 +230,9 @@ def _value_table(values: Sequence[ValuePlan]) -> str:
             f"{value.slots} × {value.places}" if value.places > 1 else str(value.slots),
             bytes_text(value.total_bytes),
             escape(place_text(value)),
-            _bar(value.total_bytes / most, "var(--accent)"),
+            bar(value.total_bytes / most, "var(--accent)"),
         ]
         for value in values
     ]
     head = ["block", "value", "shape", "dtype", "until", "#bytes", "#slots", "#in all", "", "|"]
-    return _table(head, rows) if rows else '<p class="none">Nothing.</p>'
-
-
-def _bar(part: float, colour: str) -> str:
-    return f'<i style="width:{100 * part:.1f}%;background:{colour}"></i>'
-
-
-def _key(colour: str) -> str:
-    return f'<i class="key" style="background:{colour}"></i>'
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, total: bool = False) -> str:
-    """Cells are HTML. A heading that begins with # is of numbers, | is of bars; `total` sets the last row off."""
-    kinds = [' class="n"' if name[:1] == "#" else ' class="bar"' if name == "|" else "" for name in head]
-    names = "".join(f"<th{kind}>{name.lstrip('#|')}</th>" for name, kind in zip(head, kinds, strict=True))
-    lines = []
-    for place, row in enumerate(rows):
-        cells = "".join(f"<td{kind}>{cell}</td>" for cell, kind in zip(row, kinds, strict=True))
-        last = ' class="total"' if total and place == len(rows) - 1 else ""
-        lines.append(f"<tr{last}>{cells}</tr>")
-    return f'<div class="scroll"><table><thead><tr>{names}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
+    return table(head, rows) if rows else '<p class="none">Nothing.</p>'

@@ -69,6 +69,9 @@ td.bar { width: 30%; min-width: 110px; padding-right: 0; }
 .torus .in { fill: #fff; font-size: 12px; font-weight: 650; }
 .torus .by { text-anchor: start; fill: var(--soft); font-size: 11px; paint-order: stroke;
   stroke: var(--page); stroke-width: 3px; }
+.said { min-width: 60px; max-width: 46ch; white-space: pre-wrap; overflow-wrap: anywhere;
+  font: 12.5px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
+.cut { display: block; color: var(--soft); font-size: 11.5px; font-style: italic; }
 details { margin: 18px 0 0; border-top: 1px solid var(--line); padding: 12px 0 0; }
 summary { cursor: pointer; font-weight: 600; font-size: 14px; }
 summary:focus-visible { outline: 2px solid var(--accent); outline-offset: 3px; border-radius: 2px; }
