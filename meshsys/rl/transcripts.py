@@ -53,8 +53,10 @@ def _keep_until(path: Path, step: int) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+    # Not `splitlines`: a response may hold what that takes for the end of a line, as U+2028. The last part is a line
+    # that was not finished, or empty.
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
         with suppress(ValueError, TypeError, KeyError):
-            if line.endswith("\n") and json.loads(line)["step"] <= step:
-                kept.append(line)
+            if json.loads(line)["step"] <= step:
+                kept.append(f"{line}\n")
     write_whole(path, "".join(kept))
