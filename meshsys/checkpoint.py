@@ -1,7 +1,8 @@
 """Checkpoints that do not know the layout of the run that wrote them.
 
 A checkpoint holds the state in canonical form (every layer's parameters and moments stacked by global layer
-number), the position in the data, and a checksum of every array. It is restored onto any mesh and schedule.
+number), the position in the data, arrays that only the host uses, and a checksum of every array. It is restored onto
+any mesh and schedule.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import json
 import logging
 import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 
 from meshsys import distributed
@@ -44,29 +46,34 @@ class Checkpoints:
 
     def _open(self) -> ocp.CheckpointManager:
         options = ocp.CheckpointManagerOptions(max_to_keep=self._keep, cleanup_tmp_directories=True)
-        return ocp.CheckpointManager(self._folder, options=options, item_names=("state", "meta"))
+        return ocp.CheckpointManager(self._folder, options=options, item_names=("state", "meta", "host"))
 
-    def save(self, step: int, state: PyTree, meta: dict[str, Any]) -> None:
+    def save(
+        self, step: int, state: PyTree, meta: dict[str, Any], host: Mapping[str, np.ndarray] | None = None
+    ) -> None:
         """Begins to write a checkpoint; returns once the arrays are copied to the host.
 
         Args:
             state: in canonical form.
             meta: in JSON types.
+            host: arrays with elements, which nothing changes any more.
         """
         if step in self._manager.all_steps():
             return
+        forms = {name: [array.dtype.str, array.shape, _checksum(array)] for name, array in (host or {}).items()}
         self._manager.save(
             step,
             args=ocp.args.Composite(
                 state=ocp.args.StandardSave(state),
-                meta=ocp.args.JsonSave(_sealed(meta | {"checksums": _checksums(state)})),
+                meta=ocp.args.JsonSave(_sealed(meta | {"checksums": _checksums(state), "host": forms})),
+                **({"host": ocp.args.StandardSave(dict(host))} if host else {}),
             ),
         )
 
     def restore(
         self, wanted: Callable[[dict], PyTree], check: Callable[[dict], None], say: Callable[[str], None]
-    ) -> tuple[PyTree, dict[str, Any]] | None:
-        """The newest checkpoint that is whole, as `(state, meta)`; None where there is none.
+    ) -> tuple[PyTree, dict[str, Any], dict[str, np.ndarray]] | None:
+        """The newest checkpoint that is whole, as `(state, meta, host)`; None where there is none.
 
         Args:
             wanted: gives the shapes and shardings of the state in canonical form, for a meta.
@@ -83,7 +90,7 @@ class Checkpoints:
                 meta = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
                 if meta != _sealed(meta):
                     raise ValueError("its meta has another checksum than it was written with")
-                checksums = meta.pop("checksums")
+                checksums, forms = meta.pop("checksums"), meta.pop("host", {})
             except Exception as error:  # whatever a damaged file makes orbax raise
                 damaged.append(step)
                 say(_damage(step, error))
@@ -97,18 +104,29 @@ class Checkpoints:
                 wrong = [name for name, value in checksums.items() if found.get(name) != value]
                 if wrong:
                     raise ValueError(f"{wrong[0]} has another checksum than it was written with")
+                host = self._host(step, forms)
             except Exception as error:
                 damaged.append(step)
                 say(_damage(step, error))
                 continue
             self._set_aside(damaged)
-            return state, meta
+            return state, meta, host
         if steps:
             raise ConfigError(
                 f"run.dir={self._folder.parent}: no checkpoint in it can be read; restore {self._folder.name}/ from a "
                 "copy, or delete it to begin again"
             )
         return None
+
+    def _host(self, step: int, forms: dict[str, Any]) -> dict[str, np.ndarray]:
+        if not forms:
+            return {}
+        wanted = {name: np.empty(shape, dtype) for name, (dtype, shape, _) in forms.items()}
+        found = self._manager.restore(step, args=ocp.args.Composite(host=ocp.args.StandardRestore(wanted)))["host"]
+        for name, (_, _, checksum) in forms.items():
+            if _checksum(found[name]) != checksum:
+                raise ValueError(f"{name} has another checksum than it was written with")
+        return found
 
     def _set_aside(self, steps: list[int]) -> None:
         """Moves damaged checkpoints out of the way of those that the resumed run will write."""
@@ -144,6 +162,10 @@ def _sealed(meta: dict[str, Any]) -> dict[str, Any]:
     """The meta with a checksum of its own."""
     content = {name: value for name, value in meta.items() if name != "checksum"}
     return content | {"checksum": zlib.crc32(json.dumps(content, sort_keys=True).encode())}
+
+
+def _checksum(array: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(array).view(np.uint8))
 
 
 def _checksums(state: PyTree) -> dict[str, int]:

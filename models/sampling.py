@@ -1,5 +1,8 @@
 """From logits to tokens: temperature, truncation, and the draw, with settings for each row as data.
 
+A draw follows from the logits, the settings and the token's key alone, and the key from the names of its sequence and
+its place in it (`sequence_keys`, `token_keys`). So whoever has the logits of a sequence can draw all its tokens again.
+
 The order is Hugging Face's: temperature, top-k, top-p within what top-k left, min-p. Each keeps the tokens whose logit
 is at least some threshold, so they are three searches for a threshold; tokens that tie with the last one that is kept
 are kept too, where sorting would choose among them by their order.
@@ -17,7 +20,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["SOFTMAX", "Sampling", "Settings", "log_probs", "sample", "truncate"]
+__all__ = [
+    "SOFTMAX",
+    "Sampling",
+    "Settings",
+    "log_probs",
+    "redraw",
+    "sample",
+    "sequence_keys",
+    "token_keys",
+    "truncate",
+]
 
 
 class Settings(NamedTuple):
@@ -37,10 +50,24 @@ class Settings(NamedTuple):
     top_p: jax.Array
     min_p: jax.Array
 
-
     def any_truncates(self) -> jax.Array:
         """Whether a row leaves tokens out, a bool."""
         return jnp.any(((self.top_k > 0) | (self.top_p < 1) | (self.min_p > 0)) & (self.temperature > 0))
+
+
+def sequence_keys(name_B3: jax.Array) -> jax.Array:
+    """The keys of sequences, [B], by their seeds, prompts and samples, uint32."""
+
+    def key(name_3: jax.Array) -> jax.Array:
+        seed, prompt, sample = name_3
+        return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), prompt), sample)
+
+    return jax.vmap(key)(name_B3)
+
+
+def token_keys(keys_B: jax.Array, place_B: jax.Array) -> jax.Array:
+    """The keys of tokens, [B], each at a place of its own sequence, which the prompt is part of."""
+    return jax.vmap(jax.random.fold_in)(keys_B, place_B)
 
 
 def sample(
@@ -82,6 +109,15 @@ class Sampling:
     def truncates(self) -> bool:
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
+    def settings(self, rows: int) -> Settings:
+        """The same as data, for so many rows."""
+
+        def column(value: float, dtype: jax.typing.DTypeLike = jnp.float32) -> jax.Array:
+            return jnp.full((rows,), value, dtype)
+
+        top_k = column(self.top_k, jnp.int32)
+        return Settings(column(self.temperature), top_k, column(self.top_p), column(self.min_p))
+
 
 SOFTMAX = Sampling()
 """Draws from the model's own distribution."""
@@ -101,17 +137,29 @@ def log_probs(logits_BSV: jax.Array, tokens_BS: jax.Array, sampling: Sampling) -
     return picked_BS - jax.nn.logsumexp(logits_BSV, axis=-1)
 
 
+def redraw(
+    logits_BSV: jax.Array, name_B3: jax.Array, place_BS: jax.Array, sampling: Sampling
+) -> tuple[jax.Array, jax.Array]:
+    """What `sample` draws at every place of sequences.
+
+    Args:
+        name_B3: as `sequence_keys` takes them.
+        place_BS: int32, the places that the tokens are drawn for.
+
+    Returns:
+        The tokens, int32 [B, S], and their log-probabilities, float32 [B, S].
+    """
+    batch, length, vocabulary = logits_BSV.shape
+    keys_R = token_keys(jnp.repeat(sequence_keys(name_B3), length), place_BS.reshape(-1))
+    token_R, log_prob_R = sample(logits_BSV.reshape(-1, vocabulary), sampling.settings(batch * length), keys_R)
+    return token_R.reshape(batch, length), log_prob_R.reshape(batch, length)
+
+
 def _kept(scaled_BSV: jax.Array, tokens_BS: jax.Array, sampling: Sampling) -> jax.Array:
     """Which tokens truncation keeps, the given ones among them."""
     vocabulary = scaled_BSV.shape[-1]
     rows_RV = jax.lax.stop_gradient(scaled_BSV).reshape(-1, vocabulary)
-
-    def column(value: float, dtype: jax.typing.DTypeLike = jnp.float32) -> jax.Array:
-        return jnp.full(rows_RV.shape[:1], value, dtype)
-
-    settings = Settings(
-        column(sampling.temperature), column(sampling.top_k, jnp.int32), column(sampling.top_p), column(sampling.min_p)
-    )
+    settings = sampling.settings(rows_RV.shape[0])
     kept_RV = jnp.isfinite(truncate(rows_RV - rows_RV.max(-1, keepdims=True), settings))
     drawn_RV = jnp.arange(vocabulary, dtype=jnp.int32)[None] == tokens_BS.reshape(-1, 1)
     return (kept_RV | drawn_RV).reshape(scaled_BSV.shape)

@@ -19,7 +19,7 @@ from models.decoder import Decoder
 from models.decoding import DecodingForm, extend
 from models.kv_cache import KvCache, empty_cache
 from models.requests import Request
-from models.sampling import Settings, sample
+from models.sampling import Settings, sample, sequence_keys, token_keys
 
 __all__ = ["Arrival", "Chunk", "Slots", "admit", "arrival", "decode", "empty_slots"]
 
@@ -81,7 +81,7 @@ def empty_slots(decoder: Decoder, slots: int, places: int, stops: int) -> Slots:
         cache=empty_cache(decoder.config, slots, places),
         token_B=whole,
         remaining_B=whole,
-        keys_B=_keys(jnp.zeros((slots, 3), jnp.uint32)),
+        keys_B=sequence_keys(jnp.zeros((slots, 3), jnp.uint32)),
         settings=Settings(real, whole, real, real),
         stop_BX=jnp.full((slots, stops), -1, jnp.int32),
     )
@@ -152,7 +152,7 @@ def admit(form: DecodingForm, params: PyTree, slots: Slots, new: Arrival) -> Slo
     def chosen(new: jax.Array, old: jax.Array) -> jax.Array:
         return jnp.where(is_new_B.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
-    rest = (new.token_B, new.remaining_B, _keys(new.name_B3), new.settings, new.stop_BX)
+    rest = (new.token_B, new.remaining_B, sequence_keys(new.name_B3), new.settings, new.stop_BX)
     return Slots(cache, *jax.tree.map(chosen, rest, tuple(slots)[1:]))
 
 
@@ -180,7 +180,7 @@ def decode(
         is_active_B = slots.remaining_B > 0
         one_B = is_active_B.astype(jnp.int32)
         x_B1D, cache = extend(form, params, slots.cache, slots.token_B[:, None], one_B)
-        keys_B = jax.vmap(jax.random.fold_in)(slots.keys_B, cache.length_B)
+        keys_B = token_keys(slots.keys_B, cache.length_B)
         logits_BV = form.decoder.logits(form.read_shared(params["shared"]), x_B1D)[:, 0]
         token_B, log_prob_B = sample(logits_BV, slots.settings, keys_B, any_truncates)
         has_ended_B = jnp.any(token_B[:, None] == slots.stop_BX, -1)
@@ -194,13 +194,3 @@ def decode(
 
     _, slots, made = jax.lax.while_loop(is_on, body, (jnp.zeros((), jnp.int32), slots, made))
     return slots, made._replace(remaining_B=slots.remaining_B)
-
-
-def _keys(name_B3: jax.Array) -> jax.Array:
-    """The keys of sequences by their seeds, prompts and samples."""
-
-    def key(name_3: jax.Array) -> jax.Array:
-        seed, prompt, sample = name_3
-        return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), prompt), sample)
-
-    return jax.vmap(key)(name_B3)

@@ -121,7 +121,7 @@ def _own(array: jax.Array, where: int, axes: tuple[str, ...]) -> jax.Array:
 
 
 def sum_over(array: jax.Array, axes: Sequence[str]) -> jax.Array:
-    """Sums over the axes, in float32 at least.
+    """Sums over the axes, floats in float32 at least.
 
     Where all manual axes have size 1, XLA cannot partition a sum over them beside `tensor`; and its compiler for CPU
     aborts on a sum of bfloat16 over manual axes.
@@ -131,8 +131,9 @@ def sum_over(array: jax.Array, axes: Sequence[str]) -> jax.Array:
 
 
 def widened(array: jax.Array) -> jax.Array:
-    """The array in the dtype that sums of it are made in, float32 at least."""
-    return array if jnp.finfo(array.dtype).bits >= 32 else array.astype(jnp.float32)
+    """The array in the dtype that sums of it are made in: float32 at least, and integers as they are."""
+    is_narrow = jnp.issubdtype(array.dtype, jnp.floating) and jnp.finfo(array.dtype).bits < 32
+    return array.astype(jnp.float32) if is_narrow else array
 
 
 def _names(entry: Any) -> tuple[str, ...]:

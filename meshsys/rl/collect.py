@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 from meshsys.data.tokenizers import Tokenizer
 from meshsys.rl.advantages import zero_variance_groups
 from meshsys.rl.config import RlConfig
+from meshsys.rl.prompt import Prompt
 from meshsys.rl.prompts import Asked, PromptStream
 from meshsys.rl.rewards import RewardPool, Scores
 from meshsys.rl.rollouts import Rollout
 from meshsys.rl.sampler import Sampler
+from meshsys.rl.speculative.sampling import Speculation
 from models.generation import Piece, Request
 
 __all__ = ["Collected", "Collector"]
@@ -32,7 +34,7 @@ class Collected:
         zero_variance_groups: whose rollouts are all worth the same, of those that were sampled.
         sampled_groups: of which some may have been replaced.
         errors, timeouts, crashes: of rewards.
-        tokens: that were sampled.
+        tokens: of responses, those that stay of drafts too.
         sample_seconds: from the first prompt to the last token; rewards are computed besides.
         reward_seconds: that were waited for rewards after that.
     """
@@ -56,14 +58,23 @@ class Collector:
     Args:
         refills: whether groups whose rollouts are all worth the same are replaced by others.
         seed: of the run; a step's randomness follows from it and the step.
+        speculation: where responses begin as drafts do.
     """
 
     def __init__(
-        self, config: RlConfig, sampler: Sampler, rewards: RewardPool, tokenizer: Tokenizer, *, refills: bool, seed: int
+        self,
+        config: RlConfig,
+        sampler: Sampler,
+        rewards: RewardPool,
+        tokenizer: Tokenizer,
+        *,
+        refills: bool,
+        seed: int,
+        speculation: Speculation | None = None,
     ):
         self._config, self._sampler, self._rewards, self._tokenizer = config, sampler, rewards, tokenizer
         self._stop_ids = tuple(sorted(tokenizer.stop_ids))
-        self._refills, self._seed = refills, seed
+        self._refills, self._seed, self._speculation = refills, seed, speculation
 
     def collect(self, prompts: PromptStream, step: int) -> Collected:
         """A step's rollouts.
@@ -104,7 +115,7 @@ class Collector:
         left = [samples] * len(asked)
         tickets = {}
         rollouts: list[Rollout] = [None] * len(requests)  # type: ignore[list-item]
-        for piece in self._sampler.sample(requests):
+        for piece in self._pieces(requests, [one.prompt for one in asked for _ in range(samples)]):
             number = piece.request
             pieces[number].append(piece)
             if not piece.reason:
@@ -118,6 +129,11 @@ class Collector:
         sampled = time.perf_counter()
         scores = [self._rewards.collect(tickets[group]) for group in range(len(asked))]
         return self._collected(rollouts, scores, sampled - begun, time.perf_counter() - sampled)
+
+    def _pieces(self, requests: Sequence[Request], prompts: Sequence[Prompt]) -> Iterator[Piece]:
+        if self._speculation is None:
+            return self._sampler.sample(requests)
+        return self._speculation.sample(self._sampler, requests, prompts)
 
     def _rollout(self, asked: Asked, pieces: Sequence[Piece], sample: int) -> Rollout:
         tokens = np.concatenate([piece.tokens for piece in pieces])

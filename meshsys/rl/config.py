@@ -9,6 +9,7 @@ from pydantic import Field
 from meshsys.config_file import INT32_MAX, Count, FromList, Section
 from meshsys.rl.algorithm_config import AlgorithmConfig
 from meshsys.rl.rewards.config import RewardConfig, RewardPoolConfig
+from meshsys.rl.speculative.config import SpeculativeConfig
 from meshsys.rl.tasks.config import TaskConfig
 
 __all__ = ["RlConfig", "SamplingAxes", "SamplingConfig"]
@@ -60,6 +61,7 @@ class RlConfig(Section):
         reward_pool: the processes that compute rewards.
         algorithm: how the policy learns.
         sampling: how responses are sampled.
+        speculative: whether responses begin as those of the epoch before.
         reshard: how parameters go from the training layout to the sampling layout: a `copy`, or only the pieces that
             changed (`delta`).
         prompts_per_step: prompts that a step samples responses to.
@@ -78,6 +80,7 @@ class RlConfig(Section):
     reward_pool: RewardPoolConfig = Field(default_factory=RewardPoolConfig)
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
+    speculative: SpeculativeConfig = Field(default_factory=SpeculativeConfig)
     reshard: Literal["copy", "delta"] = "copy"
     prompts_per_step: Count = 8
     samples_per_prompt: Count = 8

@@ -34,6 +34,7 @@ from meshsys.rl.progress import RlProgress
 from meshsys.rl.prompts import PromptStream
 from meshsys.rl.rewards import RewardPool
 from meshsys.rl.sampler import Sampler
+from meshsys.rl.speculative.sampling import Speculation, speculation_of
 from meshsys.rl.tasks.mixture import Mixture
 from meshsys.rl.tasks.registry import open_tasks
 from meshsys.rl.transcripts import TranscriptWriter
@@ -85,6 +86,7 @@ class _Run:
     prompts: Mixture
     rewards: RewardPool
     rows: int
+    speculation: Speculation | None
 
 
 def _prepared(config: Config, rl: RlConfig, topology: Topology) -> _Run:
@@ -118,7 +120,8 @@ def _prepared(config: Config, rl: RlConfig, topology: Topology) -> _Run:
     prompts = open_tasks(rl.tasks, config.run.seed, chat=assembly.tokenizer.chat is not None)
     update = PolicyUpdate(assembly, mesh, recipe.policy_loss, sampling)
     rewards = RewardPool(rl.rewards, rl.reward_pool, scorers=prompts.scorers)
-    return _Run(config, rl, assembly, recipe, update, sampling_mesh, prompts, rewards, rows)
+    drafts = speculation_of(rl, prompts, update, rows, config.run.seed)
+    return _Run(config, rl, assembly, recipe, update, sampling_mesh, prompts, rewards, rows, drafts)
 
 
 def _recipe(rl: RlConfig, context: int, dtype: str) -> Recipe:
@@ -164,10 +167,13 @@ def _run(run: _Run, checkpoints: Checkpoints, folder: Path, signals: StopSignals
         lambda line: print(line, flush=True),
     )
     state, taken, at, version = update.init(), 0, 0, 0
+    speculation = run.speculation
     reference = state.params if run.recipe.kl else None
     if restored is not None:
         state, meta = update.from_canonical(restored[0]), restored[1]
         taken, at, version = meta["step"], meta["rl"]["prompt"], meta["rl"]["version"]
+        if speculation:
+            speculation.drafts.load(restored[2])
         print(f"resuming {config.run.name} after step {taken}", flush=True)
     elif reference is not None:
         state = update.init()  # an update consumes its state
@@ -182,13 +188,17 @@ def _run(run: _Run, checkpoints: Checkpoints, folder: Path, signals: StopSignals
         run.assembly, state.params, run.sampling_mesh, slots=rl.sampling.slots or rl.responses, mode=rl.reshard
     )
     refills = run.recipe.dynamic_sampling
-    collector = Collector(rl, sampler, run.rewards, tokenizer, refills=refills, seed=config.run.seed)
+    collector = Collector(
+        rl, sampler, run.rewards, tokenizer, refills=refills, seed=config.run.seed, speculation=speculation
+    )
     learner = Learner(rl, run.recipe, update, run.rows, reference)
     metrics, transcripts = MetricsWriter(folder, taken), TranscriptWriter(folder, taken, rl.transcripts)
 
     def save(state: State) -> None:
         meta = {"step": taken, "model": dataclasses.asdict(run.assembly.config.model)}
-        checkpoints.save(taken, update.to_canonical(state), meta | {"rl": {"prompt": prompts.at, "version": version}})
+        meta |= {"rl": {"prompt": prompts.at, "version": version}}
+        drafts = speculation.drafts.arrays() if speculation else {}
+        checkpoints.save(taken, update.to_canonical(state), meta, drafts)
 
     code = 0
     try:
@@ -201,6 +211,8 @@ def _run(run: _Run, checkpoints: Checkpoints, folder: Path, signals: StopSignals
                 sampler.update(state.params, version)
                 progress.phase("sample")
                 before = prompts.at, prompts.skipped
+                if speculation:
+                    speculation.begin(state.params, step)
                 collected = collector.collect(prompts, step)
                 progress.phase("train")
                 train_begun = time.perf_counter()
@@ -219,11 +231,13 @@ def _run(run: _Run, checkpoints: Checkpoints, folder: Path, signals: StopSignals
                     prompts.at, code = before[0], 1
                     break
                 version += rl.minibatches * rl.epochs
+                drafted = speculation.commit() if speculation else {}
                 ended = time.perf_counter()
                 record = {
                     "step": step,
                     **_of_rewards(collected),
                     **learned,
+                    **drafted,
                     "tokens": collected.tokens,
                     "tokens_per_s": collected.tokens / max(collected.sample_seconds, 1e-9),
                     "prompts_skipped": prompts.skipped - before[1],

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 
 from meshsys.rl.objectives import Diagnostics, PolicyLoss, TokenFields
 from models import Batch, Decoder
-from models.sampling import Sampling
+from models.sampling import Sampling, redraw
 from schedules.pipeline_model import Part, PipelineModel
 
-__all__ = ["Learned", "PolicyBatch", "learning_model", "scoring_model"]
+__all__ = ["DraftBatch", "Learned", "PolicyBatch", "Redrawn", "learning_model", "redrawing_model", "scoring_model"]
 
 PyTree = Any
 
@@ -33,6 +33,31 @@ class PolicyBatch(NamedTuple):
     fields: TokenFields
 
 
+class DraftBatch(NamedTuple):
+    """Rows, and the names of the noise that they were drawn with: uint32 [B] each, as a sampler's requests have them.
+
+    Attributes:
+        seed, prompt, sample: see `models.requests.Request`.
+    """
+
+    batch: Batch
+    seed: jax.Array
+    prompt: jax.Array
+    sample: jax.Array
+
+
+class Redrawn(NamedTuple):
+    """What a policy draws at each place of rows, with the rows' own noise, where a target is.
+
+    Attributes:
+        token_BS: int32.
+        logp_BS: float32, its log-probability.
+    """
+
+    token_BS: Any
+    logp_BS: Any
+
+
 class Learned(NamedTuple):
     """Of each token of an update: its log-probability before it, float32 [B, S], and what the objective tells."""
 
@@ -42,7 +67,7 @@ class Learned(NamedTuple):
 
 class _Context(NamedTuple):
     decoder: Any
-    fields: TokenFields
+    fields: Any
 
 
 def learning_model(model: PipelineModel, decoder: Decoder, loss: PolicyLoss, sampling: Sampling) -> PipelineModel:
@@ -82,7 +107,22 @@ def scoring_model(model: PipelineModel, decoder: Decoder, sampling: Sampling) ->
         return jnp.zeros((), jnp.float32), decoder.log_probs(shared, x_BSD, context.decoder, sampling)
 
     def prepare(batch: Batch, key: PyTree) -> _Context:
-        return _Context(model.prepare(batch, key), ())  # type: ignore[arg-type]
+        return _Context(model.prepare(batch, key), ())
+
+    return replace(_on_decoder(model, prepare), last=last, last_part=None, has_aux=True)
+
+
+def redrawing_model(model: PipelineModel, decoder: Decoder, sampling: Sampling) -> PipelineModel:
+    """The same blocks over `DraftBatch`es; `aux` is `Redrawn`."""
+
+    def last(shared: PyTree, x_BSD: jax.Array, context: _Context) -> tuple[jax.Array, Redrawn]:
+        name_B3, place_BS = context.fields, context.decoder.batch.positions + 1  # targets are one token further
+        found = redraw(decoder.logits(shared, x_BSD), name_B3, place_BS, sampling)
+        return jnp.zeros((), jnp.float32), Redrawn(*found)
+
+    def prepare(drafts: DraftBatch, key: PyTree) -> _Context:
+        name_B3 = jnp.stack((drafts.seed, drafts.prompt, drafts.sample), axis=-1)
+        return _Context(model.prepare(drafts.batch, key), name_B3)
 
     return replace(_on_decoder(model, prepare), last=last, last_part=None, has_aux=True)
 

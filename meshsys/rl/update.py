@@ -1,4 +1,4 @@
-"""The programs of the training layout: a policy's update, and the log-probabilities of tokens that others drew.
+"""The programs of the training layout: a policy's update, and what it makes of tokens that others drew.
 
 Shapes: R rows, S tokens of a row; M microbatches, B sequences of a microbatch.
 """
@@ -15,7 +15,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshsys.assemble import Assembly
 from meshsys.rl.objectives import PolicyLoss
-from meshsys.rl.policy import Learned, PolicyBatch, learning_model, scoring_model
+from meshsys.rl.policy import (
+    DraftBatch,
+    Learned,
+    PolicyBatch,
+    Redrawn,
+    learning_model,
+    redrawing_model,
+    scoring_model,
+)
 from meshsys.rows import Rows
 from meshsys.state import Metrics, State, StateForms
 from models import Batch
@@ -61,6 +69,8 @@ class PolicyUpdate(StateForms):
         )
         score = self._forwards.value(scoring_model(assembly.model, decoder, sampling), mesh, self.specs, **options)
         self._score = jit(lambda params, batch, rows: score(decoder.cast(params), batch, None, rows)[1])
+        again = self._forwards.value(redrawing_model(assembly.model, decoder, sampling), mesh, self.specs, **options)
+        self._redraw = jit(lambda params, drafts, rows: again(decoder.cast(params), drafts, None, rows)[1])
 
     @cached_property
     def _update_rows(self) -> PyTree:
@@ -73,11 +83,21 @@ class PolicyUpdate(StateForms):
     @property
     def compilations(self) -> int:
         """Programs that were compiled so far."""
-        return self._update._cache_size() + self._score._cache_size()  # type: ignore[attr-defined]
+        programs: tuple[Any, ...] = self._update, self._score, self._redraw
+        return sum(program._cache_size() for program in programs)
 
     def score(self, params: PyTree, rows: Batch) -> np.ndarray:
         """Log-probabilities of the targets of NumPy's rows, float32 [R, S]; of parameters in training form."""
         return self._batches.take(self._score(params, self._batches.put(rows), self._score_rows))
+
+    def redraw(self, params: PyTree, drafts: DraftBatch) -> Redrawn:
+        """What the policy draws in place of each target of NumPy's rows, with their noise, [R, S]; of parameters in
+        training form.
+
+        Where a sequence's first tokens are the ones that are drawn, the next one is what a sampler would draw after
+        them, up to the rounding of logits.
+        """
+        return self._batches.take(self._redraw(params, self._batches.put(drafts), self._score_rows))
 
     def update(
         self, state: State, rows: PolicyBatch, sampled: Sampled, tolerance: float

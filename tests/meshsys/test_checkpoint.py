@@ -54,7 +54,7 @@ def restore(folder: Path, check: Callable[[dict], None] = lambda meta: None):
         checkpoints.close()
     if restored is None:
         return None, said
-    state, meta = restored
+    state, meta, _ = restored
     number = int(state["count"])
     assert bits(state) == bits(small_state(number))
     assert {name: meta[name] for name in META} == META | {"step": number}
