@@ -36,6 +36,11 @@ def small_state(seed: int) -> dict[str, jax.Array]:
     }
 
 
+def small_host(seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {"tokens": rng.integers(0, 99, 50, np.int32), "seeds": rng.integers(0, 2**32, 3, np.uint32)}
+
+
 def bits(tree) -> list[bytes]:
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
 
@@ -54,9 +59,10 @@ def restore(folder: Path, check: Callable[[dict], None] = lambda meta: None):
         checkpoints.close()
     if restored is None:
         return None, said
-    state, meta, _ = restored
+    state, meta, host = restored
     number = int(state["count"])
     assert bits(state) == bits(small_state(number))
+    assert bits(host) == bits(small_host(number)) and host.keys() == small_host(number).keys()
     assert {name: meta[name] for name in META} == META | {"step": number}
     return number, said
 
@@ -67,7 +73,7 @@ def two(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("two") / "checkpoints"
     checkpoints = Checkpoints(folder, keep=3)
     for number in (1, 2):
-        checkpoints.save(number, small_state(number), META | {"step": number})
+        checkpoints.save(number, small_state(number), META | {"step": number}, small_host(number))
     checkpoints.close()
     return folder
 
@@ -192,7 +198,7 @@ def test_damaged_twice(folder):
     """A number that was set aside before makes room for the next one."""
     for _ in range(2):
         checkpoints = Checkpoints(folder, keep=3)
-        checkpoints.save(2, small_state(2), META)
+        checkpoints.save(2, small_state(2), META, small_host(2))
         checkpoints.close()
         empty(folder / "2" / "meta" / "metadata")
         assert restore(folder)[0] == 1
@@ -207,7 +213,7 @@ def test_keep(tmp_path, keep):
     for numbers in ((1, 2, 3), (3, 4)):  # the second writer finds 3 there and does not write it again
         checkpoints = Checkpoints(tmp_path / "checkpoints", keep=keep)
         for number in numbers:
-            checkpoints.save(number, small_state(number), META | {"step": number})
+            checkpoints.save(number, small_state(number), META | {"step": number}, small_host(number))
         checkpoints.close()
         kept = range(numbers[-1] - keep + 1, numbers[-1] + 1)
         assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == list(kept)
@@ -218,7 +224,7 @@ def test_arrays_may_be_consumed_after_saving(tmp_path):
     """The step that follows writes over its buffers while the checkpoint is on its way to the disk."""
     overwrite = jax.jit(lambda state: jax.tree.map(lambda leaf: leaf * 0 - 1, state), donate_argnums=0)
     checkpoints, state = Checkpoints(tmp_path / "checkpoints", keep=3), small_state(2)
-    checkpoints.save(2, state, META)
+    checkpoints.save(2, state, META, small_host(2))
     jax.block_until_ready(overwrite(state))
     checkpoints.close()
     assert restore(tmp_path / "checkpoints") == (2, [])
