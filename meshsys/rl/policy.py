@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from meshsys.rl.objectives import Diagnostics, PolicyLoss, TokenFields
 from models import Batch, Decoder
@@ -117,7 +118,7 @@ def redrawing_model(model: PipelineModel, decoder: Decoder, sampling: Sampling) 
 
     def last(shared: PyTree, x_BSD: jax.Array, context: _Context) -> tuple[jax.Array, Redrawn]:
         name_B3, place_BS = context.fields, context.decoder.batch.positions + 1  # targets are one token further
-        found = redraw(decoder.logits(shared, x_BSD), name_B3, place_BS, sampling)
+        found = redraw(_gathered(decoder.logits(shared, x_BSD)), name_B3, place_BS, sampling)
         return jnp.zeros((), jnp.float32), Redrawn(*found)
 
     def prepare(drafts: DraftBatch, key: PyTree) -> _Context:
@@ -125,6 +126,17 @@ def redrawing_model(model: PipelineModel, decoder: Decoder, sampling: Sampling) 
         return _Context(model.prepare(drafts.batch, key), name_B3)
 
     return replace(_on_decoder(model, prepare), last=last, last_part=None, has_aux=True)
+
+
+def _gathered(logits_BSV: jax.Array) -> jax.Array:
+    """The logits, whole on every device of `tensor`.
+
+    To cut a divided vocabulary into blocks, XLA would have neighbours exchange their edges, which all devices must take
+    part in; only some ranks have the head.
+    """
+    if jax.sharding.get_abstract_mesh().empty:  # where shapes are all that is asked for
+        return logits_BSV
+    return jax.lax.with_sharding_constraint(logits_BSV, PartitionSpec())
 
 
 def _on_decoder(model: PipelineModel, prepare: Callable[..., _Context]) -> PipelineModel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -57,6 +57,9 @@ class DraftCache:
 
     def __len__(self) -> int:
         return len(self._drafts)
+
+    def __iter__(self) -> Iterator[Name]:
+        return iter(self._drafts)
 
     def get(self, name: Name) -> Draft | None:
         return self._drafts.get(name)
