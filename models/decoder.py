@@ -281,9 +281,7 @@ class Decoder:
         """Sum over the tokens of weight times negative log-likelihood, a float32 scalar."""
         return jnp.sum(-self.log_probs(shared, x_BSD, context) * context.batch.weights)
 
-    def log_probs(
-        self, shared: PyTree, x_BSD: jax.Array, context: Context, sampling: Sampling = SOFTMAX
-    ) -> jax.Array:
+    def log_probs(self, shared: PyTree, x_BSD: jax.Array, context: Context, sampling: Sampling = SOFTMAX) -> jax.Array:
         """The targets' log-probabilities, float32 [B, S], under the distributions that `sampling` draws from."""
         return log_probs(self.logits(shared, x_BSD), context.batch.targets, sampling)
 
