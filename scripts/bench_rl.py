@@ -4,8 +4,8 @@
 
 Both train the same Llama of 2 layers from the same weights in this process, on 8 fake devices, fsdp 4 x tensor 2: 8
 prompts of 16 tokens (the one that begins a text among them), 4 responses of 16 tokens to each, float32, temperature 1,
-no penalty for leaving the reference, one update a step, Adam at a constant 3e-3. The reward is the share of a response's
-tokens that are among 16 of the 264. Tunix gets a new seed in every step, without which its noise would stay the same.
+no penalty for leaving the reference, one update a step, Adam at a constant 3e-3. The reward is the share of tokens
+that are among 16 of the 264. Tunix gets a new seed in every step, without which its noise would stay the same.
 Blocks of steps take turns, A B A B; a step's time is from one reward to the next without the reward, and the first
 block of each, which compiles, is left out. Tunix samples in the layout that it trains in; meshsys samples over 8
 data-parallel devices and reshards in between.

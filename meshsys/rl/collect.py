@@ -33,7 +33,7 @@ class Collected:
         by_name: each reward of each, before weighting.
         zero_variance_groups: whose rollouts are all worth the same, of those that were sampled.
         sampled_groups: of which some may have been replaced.
-        errors, timeouts, crashes: of rewards.
+        errors, timeouts, crashes: of rewards; `failure` says what was wrong with the first, None where none failed.
         tokens: of responses, those that stay of drafts too.
         sample_seconds: from the first prompt to the last token; rewards are computed besides.
         reward_seconds: that were waited for rewards after that.
@@ -47,6 +47,7 @@ class Collected:
     errors: int
     timeouts: int
     crashes: int
+    failure: str | None
     tokens: int
     sample_seconds: float
     reward_seconds: float
@@ -166,6 +167,7 @@ class Collector:
             errors=sum(one.errors for one in scores),
             timeouts=sum(one.timeouts for one in scores),
             crashes=sum(one.crashes for one in scores),
+            failure=next((failure.message for one in scores for failure in one.failures), None),
             tokens=sum(len(one.tokens) for one in rollouts),
             sample_seconds=sample_seconds,
             reward_seconds=reward_seconds,
@@ -192,6 +194,7 @@ def _best(found: Sequence[Collected], wanted: int, samples: int) -> Collected:
         rollouts=[rollouts[at] for at in kept],
         score_N=score_N[kept],
         by_name={name: np.concatenate([one.by_name[name] for one in found])[kept] for name in first.by_name},
+        failure=next((one.failure for one in found if one.failure), None),
         **{
             name: sum(getattr(one, name) for one in found)
             for name in (

@@ -251,6 +251,9 @@ def _run(run: _Run, checkpoints: Checkpoints, folder: Path, signals: StopSignals
                     "compilations": sampler.compilations + update.compilations,
                     "policy_version": version,
                 }
+                if collected.failure:
+                    failed = collected.errors + collected.timeouts + collected.crashes
+                    progress.say(f"step {step}: {failed} rewards failed and count as 0; the first: {collected.failure}")
                 metrics.write(record)
                 transcripts.write(step, collected, collector.text)
                 progress.update(record)
