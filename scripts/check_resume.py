@@ -1,10 +1,11 @@
 """Kills a run with SIGKILL again and again, and compares what it recorded with a run that was never stopped.
 
-    python scripts/check_resume.py [--kills N] [--seed S] [--config CONFIG] [section.key=value ...]
+    python scripts/check_resume.py [--command train|rl] [--kills N] [--seed S] [--config CONFIG] [section.key=value ...]
 
 Kills fall while the run starts and compiles, between and during steps, and while a checkpoint is being written. At
-the end metrics.jsonl has to equal the uninterrupted run's bit for bit, times aside, with every step once; and the same
-configuration on one device has to give the same losses to 1e-5. Exits with 1 where one of them does not.
+the end metrics.jsonl has to equal the uninterrupted run's bit for bit, times aside, with every step once, and of `rl`
+samples.jsonl too; and the same configuration on one device has to give the same numbers to 1e-5. Exits with 1 where
+one of them does not.
 
 Most of its time is compilation, once a kill; JAX_COMPILATION_CACHE_DIR in the environment saves that.
 """
@@ -24,11 +25,27 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-EXACT = ("step", "loss", "grad_norm", "learning_rate", "tokens")
 CLOSE = 1e-5
 PHASES = ("start", "steps", "checkpoint")
+
+
+class Kind(NamedTuple):
+    """What of a command's runs is compared.
+
+    Attributes:
+        config: a small run's.
+        exact, close: of each record: bit for bit, and with another layout.
+        files: of a run's folder.
+    """
+
+    config: str
+    exact: tuple[str, ...]
+    close: tuple[str, ...]
+    files: tuple[str, ...]
+
 
 # A kill lets a run go on for ten steps or so at most.
 SMALL = """
@@ -40,16 +57,41 @@ pipeline: {{schedule: zb_h1, microbatches: 2}}
 train: {{steps: {steps}, learning_rate: 3.0e-3, warmup_steps: 5}}
 checkpoint: {{every: 4, keep: 2}}
 """
+SMALL_RL = """
+run: {{name: check_resume}}
+model: {{layers: 3, d_model: 16, heads: 2, d_ff: 32}}
+mesh: {{topology: 2, axes: {{pipe: 2}}}}
+pipeline: {{schedule: 1f1b, microbatches: 2}}
+train: {{steps: {steps}, learning_rate: 3.0e-3, warmup_steps: 5}}
+checkpoint: {{every: 4, keep: 2}}
+rl:
+  tasks: [{{source: rack}}]
+  rewards: [{{kind: length, max_length: 20, weight: -1.0}}]
+  prompts_per_step: 4
+  samples_per_prompt: 4
+  minibatches: 2
+  max_prompt_tokens: 600
+  max_response_tokens: 12
+"""
+KINDS = {
+    "train": Kind(SMALL, ("step", "loss", "grad_norm", "learning_rate", "tokens"), ("loss", "grad_norm"), ()),
+    "rl": Kind(
+        SMALL_RL,
+        ("step", "reward_mean", "loss", "grad_norm", "learning_rate", "tokens", "policy_version", "ratio_max"),
+        ("reward_mean", "grad_norm"),
+        ("samples.jsonl",),
+    ),
+}
 ONE_DEVICE = ("mesh={topology: 1}", "pipeline.schedule=gpipe", "pipeline.chunks=null")
 
 
 class Run:
-    """`meshsys train` on one folder, started as often as it takes."""
+    """A command on one folder, started as often as it takes."""
 
-    def __init__(self, config: Path, folder: Path, overrides: Sequence[str]):
-        self.folder = folder
+    def __init__(self, command: str, config: Path, folder: Path, overrides: Sequence[str]):
+        self.folder, self.kind = folder, KINDS[command]
         self.metrics = folder / "metrics.jsonl"
-        self._command = [sys.executable, "-m", "meshsys", "train", str(config), *overrides, f"run.dir={folder}"]
+        self._command = [sys.executable, "-m", "meshsys", command, str(config), *overrides, f"run.dir={folder}"]
 
     @contextmanager
     def started(self) -> Iterator[subprocess.Popen]:
@@ -80,7 +122,8 @@ class Run:
         return startup
 
     def rows(self) -> list[tuple]:
-        return [tuple(json.loads(line)[name] for name in EXACT) for line in self.metrics.read_text().splitlines()]
+        lines = self.metrics.read_text().splitlines()
+        return [tuple(json.loads(line)[name] for name in self.kind.exact) for line in lines]
 
     def lines(self) -> int:
         return self.metrics.read_bytes().count(b"\n") if self.metrics.exists() else 0
@@ -131,8 +174,9 @@ def kill_once(run: Run, phase: str, startup: float, chance: random.Random) -> tu
         return ("steps" if taken() > 0 else "start"), age
 
 
-def differences(found: list[tuple], wanted: list[tuple]) -> list[str]:
+def differences(run: Run, whole: Run) -> list[str]:
     """What is not the same, bit for bit; JSON holds every float in full."""
+    found, wanted, names = run.rows(), whole.rows(), run.kind.exact
     steps = [row[0] for row in found]
     problems = []
     if steps != list(range(1, len(wanted) + 1)):
@@ -142,17 +186,21 @@ def differences(found: list[tuple], wanted: list[tuple]) -> list[str]:
     by_step = {row[0]: row for row in found}
     for row in wanted:
         if by_step.get(row[0], row) != row:
-            problems.append(f"step {row[0]}: {by_step[row[0]][1:]}, uninterrupted {row[1:]} ({', '.join(EXACT[1:])})")
-    return problems
+            problems.append(f"step {row[0]}: {by_step[row[0]][1:]}, uninterrupted {row[1:]} ({', '.join(names[1:])})")
+    files = [name for name in run.kind.files if (run.folder / name).read_bytes() != (whole.folder / name).read_bytes()]
+    return problems + [f"{name} is another than the uninterrupted run's" for name in files]
 
 
-def largest_difference(found: list[tuple], wanted: list[tuple]) -> float:
-    """Of losses and gradient norms, relative."""
-    return max(abs(a[at] - b[at]) / abs(b[at]) for a, b in zip(found, wanted, strict=True) for at in (1, 2))
+def largest_difference(run: Run, whole: Run) -> float:
+    """Of what is to be close, relative."""
+    columns = [run.kind.exact.index(name) for name in run.kind.close]
+    rows = zip(run.rows(), whole.rows(), strict=True)
+    return max(abs(a[at] - b[at]) / max(abs(b[at]), 1e-30) for a, b in rows for at in columns)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--command", choices=KINDS, default="train")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
     parser.add_argument("--config", type=Path, help="by default a small model on two pipeline stages")
@@ -164,14 +212,14 @@ def main() -> int:
         home = Path(temporary)
         config = args.config or home / "config.yaml"
         if args.config is None:
-            config.write_text(SMALL.format(source=ROOT / "meshsys", steps=10 * args.kills + 10))
+            small = KINDS[args.command].config
+            config.write_text(small.format(source=ROOT / "meshsys", steps=10 * args.kills + 10))
 
-        whole = Run(config, home / "whole", args.overrides)
+        whole = Run(args.command, config, home / "whole", args.overrides)
         startup = whole.finish()
-        wanted = whole.rows()
-        print(f"uninterrupted: {len(wanted)} steps; the first came after {startup:.1f} s", flush=True)
+        print(f"uninterrupted: {whole.lines()} steps; the first came after {startup:.1f} s", flush=True)
 
-        killed, seen = Run(config, home / "killed", args.overrides), Counter[str]()
+        killed, seen = Run(args.command, config, home / "killed", args.overrides), Counter[str]()
         for number in range(1, args.kills + 1):
             outcome = kill_once(killed, PHASES[number % len(PHASES)], startup, chance)
             if outcome is None:
@@ -183,19 +231,21 @@ def main() -> int:
             saved = ", ".join(map(str, killed.saved())) or "none"
             print(f"kill {number}: {phase}, {age:.1f} s old, step {killed.lines()}, checkpoints: {saved}", flush=True)
         killed.finish()
-        problems = differences(killed.rows(), wanted)
+        problems = differences(killed, whole)
 
-        other = Run(config, home / "other", [*args.overrides, *ONE_DEVICE])
+        other = Run(args.command, config, home / "other", [*args.overrides, *ONE_DEVICE])
         other.finish()
-        furthest = largest_difference(other.rows(), wanted)
+        furthest = largest_difference(other, whole)
         if furthest > CLOSE:
-            problems.append(f"on one device losses and gradient norms differ by up to {furthest:.1e}, relative")
+            problems.append(f"on one device {' and '.join(whole.kind.close)} differ by up to {furthest:.1e}, relative")
+
+        steps = whole.lines()
 
     for problem in problems[:20]:
         print(problem)
     phases = ", ".join(f"{count} in {phase}" for phase, count in sorted(seen.items()))
     verdict = "DIFFERENT" if problems else f"equal bit for bit; one device within {furthest:.1e}"
-    print(f"{args.kills} kills ({phases}), {len(wanted)} steps, {time.monotonic() - began:.0f} s: {verdict}")
+    print(f"{args.kills} kills ({phases}), {steps} steps, {time.monotonic() - began:.0f} s: {verdict}")
     return 1 if problems else 0
 
 
