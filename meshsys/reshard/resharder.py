@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -80,6 +81,7 @@ class Resharder:
         start = time.perf_counter()
         results: list[Any] = list(leaves)
         changed: list[Any] = []
+        uses = Counter(map(id, leaves))  # an array may be in a tree twice, as tied embeddings are
         for bucket, program in zip(self.plan.buckets, programs, strict=True):
             moves = [self._pieces[leaf] for leaf in bucket]
             blocks = [self._flat(leaves[leaf], self.plan.moves[leaf].source) for leaf in bucket]
@@ -91,7 +93,9 @@ class Resharder:
                 jax.block_until_ready(moved)
                 del blocks
                 for leaf in bucket:
-                    leaves[leaf].delete()
+                    uses[id(leaves[leaf])] -= 1
+                    if not uses[id(leaves[leaf])]:
+                        leaves[leaf].delete()
         for leaf, move in enumerate(self.plan.moves):
             if move.kept:
                 results[leaf] = _arranged(leaves[leaf], move.destination.shape, move.destination.sharding)

@@ -183,6 +183,17 @@ def test_in_place_frees_and_a_copy_keeps():
         check(other, array, destination)
 
 
+def test_an_array_may_be_in_a_tree_twice():
+    array = np.arange(64 * 32, dtype=np.float32).reshape(64, 32)
+    one = jax.device_put(array, NamedSharding(mesh(fsdp=8), FSDP))
+    destination = NamedSharding(mesh(data=2, tensor=4), TENSOR)
+    plan = plan_reshard([one, one], [destination] * 2, bucket_bytes=1024)
+    assert len(plan.buckets) == 2
+    for found in Resharder(plan, "in_place")([one, one]):
+        check(found, array, destination)
+    assert one.is_deleted()
+
+
 def test_arrays_that_stay_are_handed_on():
     """The same blocks under other axis names; with another dtype there is something to do."""
     tree = jax.device_put(np.ones((16, 4), np.float32), NamedSharding(mesh(fsdp=8), FSDP))
