@@ -33,7 +33,7 @@ class LeafMove:
     route: Route
     pieces: int = 1
 
-    @property
+    @functools.cached_property
     def kept(self) -> bool:
         """Every device holds what it is to hold, in the form that it is to have: nothing is done."""
         here = np.arange(len(self.geometry.sender))[:, None]
