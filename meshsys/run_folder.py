@@ -10,14 +10,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from meshsys.errors import ConfigError
 
 if TYPE_CHECKING:
     from meshsys.config import Config
 
-__all__ = ["check_same_model", "locked", "run_folder"]
+__all__ = ["check_same_run", "locked", "run_folder"]
 
 _RUNS = Path("runs")
 
@@ -36,8 +36,18 @@ def run_folder(name: str) -> Path:
     raise ConfigError(f"the run {name} does not exist; {hint}")
 
 
-def check_same_model(config: Config, meta: dict[str, Any]) -> None:
-    """Raises a ConfigError where a checkpoint's meta is of another model than the run's."""
+def check_same_run(config: Config, meta: dict[str, Any], command: Literal["train", "rl"] = "train") -> None:
+    """Sees to it that a run can go on from a checkpoint.
+
+    Raises:
+        ConfigError: its meta is of another command's run, or of another model than the run's.
+    """
+    other = "rl" if command == "train" else "train"
+    if ("rl" in meta) != (command == "rl"):
+        raise ConfigError(
+            f"run.dir={config.run_dir} holds a run of `meshsys {other}`; begin a new one under another run.name, with "
+            "model.pretrained set to what `meshsys export` makes of it"
+        )
     for name, now in json.loads(json.dumps(dataclasses.asdict(config.model))).items():
         then = meta["model"].get(name, now)
         if then != now and name != "pretrained":

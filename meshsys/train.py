@@ -24,7 +24,7 @@ from meshsys.metrics import MetricsWriter
 from meshsys.planner import Plan, plan_of
 from meshsys.progress import TrainProgress
 from meshsys.report import write_report
-from meshsys.run_folder import check_same_model, locked
+from meshsys.run_folder import check_same_run, locked
 from meshsys.searched import RECORD
 from meshsys.signals import StopSignals, stop_signals
 from meshsys.state import State
@@ -77,7 +77,7 @@ def _run(
 
     restored = checkpoints.restore(
         lambda meta: step.canonical(previous=meta.get("previous", False)),
-        lambda meta: check_same_model(config, meta),
+        lambda meta: check_same_run(config, meta),
         _print,
     )
     if restored is None:

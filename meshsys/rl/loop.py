@@ -39,7 +39,7 @@ from meshsys.rl.tasks.mixture import Mixture
 from meshsys.rl.tasks.registry import open_tasks
 from meshsys.rl.transcripts import TranscriptWriter
 from meshsys.rl.update import PolicyUpdate
-from meshsys.run_folder import check_same_model, locked
+from meshsys.run_folder import check_same_run, locked
 from meshsys.sharding import BATCH_AXES
 from meshsys.signals import StopSignals, stop_signals
 from meshsys.state import State
@@ -118,10 +118,19 @@ def _prepared(config: Config, rl: RlConfig, topology: Topology) -> _Run:
     mesh = make_mesh(assembly.placement)
     sampling_mesh = _sampling_mesh(rl, topology, mesh)
     prompts = open_tasks(rl.tasks, config.run.seed, chat=assembly.tokenizer.chat is not None)
+    _prompt_stream(prompts, assembly, rl).take(1)  # what no prompt fits into is refused before anything is written
     update = PolicyUpdate(assembly, mesh, recipe.policy_loss, sampling)
     rewards = RewardPool(rl.rewards, rl.reward_pool, scorers=prompts.scorers)
     drafts = speculation_of(rl, prompts, update, rows, config.run.seed)
     return _Run(config, rl, assembly, recipe, update, sampling_mesh, prompts, rewards, rows, drafts)
+
+
+def _prompt_stream(prompts: Mixture, assembly: Assembly, rl: RlConfig, at: int = 0) -> PromptStream:
+    """The run's prompts from a place on; a text for a model that is new begins as a document does."""
+    tokenizer = assembly.tokenizer
+    start = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
+    begin = tokenizer.prompt_ids if assembly.config.model.pretrained else (start,)
+    return PromptStream(prompts, tokenizer, begin, rl.max_prompt_tokens, at)
 
 
 def _recipe(rl: RlConfig, context: int, dtype: str) -> Recipe:
@@ -163,7 +172,7 @@ def _run(run: _Run, checkpoints: Checkpoints, folder: Path, signals: StopSignals
     steps, every = config.train.steps, config.checkpoint.every
     restored = checkpoints.restore(
         lambda _: update.canonical(previous=False),
-        lambda meta: _check_same_run(run, meta),
+        lambda meta: check_same_run(run.assembly.config, meta, "rl"),
         lambda line: print(line, flush=True),
     )
     state, taken, at, version = update.init(), 0, 0, 0
@@ -181,9 +190,7 @@ def _run(run: _Run, checkpoints: Checkpoints, folder: Path, signals: StopSignals
     write_whole(folder / "plan.json", plan_of(run.assembly).to_json())
 
     tokenizer = run.assembly.tokenizer
-    start = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
-    begin = tokenizer.prompt_ids if config.model.pretrained else (start,)
-    prompts = PromptStream(run.prompts, tokenizer, begin, rl.max_prompt_tokens, at)
+    prompts = _prompt_stream(run.prompts, run.assembly, rl, at)
     sampler = Sampler(
         run.assembly, state.params, run.sampling_mesh, slots=rl.sampling.slots or rl.responses, mode=rl.reshard
     )
@@ -287,12 +294,3 @@ def _of_rewards(collected: Collected) -> dict[str, Any]:
         "reward_timeouts": collected.timeouts,
         "reward_crashes": collected.crashes,
     }
-
-
-def _check_same_run(run: _Run, meta: dict[str, Any]) -> None:
-    check_same_model(run.assembly.config, meta)
-    if "rl" not in meta:
-        raise ConfigError(
-            f"run.dir={run.config.run_dir} holds a run of `meshsys train`; begin a new one under another run.name, "
-            "with model.pretrained set to what `meshsys export` makes of it"
-        )
