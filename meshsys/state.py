@@ -126,6 +126,21 @@ class StateForms:
         """The state by global layer, as checkpoints hold it."""
         return jax.jit(lambda state: _on_layers(state, self._to_layers), out_shardings=self._canonical_shardings)(state)
 
+    def canonical_programs(self, dtypes: PyTree) -> PyTree:
+        """For each parameter a program that brings it into canonical form and a dtype, as checkpoints shard it.
+
+        They are apart so that no more than one parameter is held twice.
+        """
+
+        def program(path: tuple, dtype: np.dtype, sharding: NamedSharding) -> Callable[[jax.Array], jax.Array]:
+            def run(leaf: jax.Array) -> jax.Array:
+                whole = self._to_layers(path[1].key, leaf) if path[0].key == "layers" else leaf
+                return whole.astype(dtype)
+
+            return jax.jit(run, out_shardings=sharding)
+
+        return jax.tree_util.tree_map_with_path(program, dtypes, self._canonical_shardings.params)
+
     def canonical(self, *, previous: bool) -> State:
         """Shapes and shardings of a state by global layer, with or without what a schedule without a flush adds."""
         shapes, shardings = self._canonical_shapes, self._canonical_shardings

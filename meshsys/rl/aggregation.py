@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["AGGREGATIONS", "token_weights"]
+__all__ = ["AGGREGATIONS", "divisor", "token_weights"]
 
 
 def token_weights(aggregation: str, mask_NT: ArrayLike, max_tokens: int) -> NDArray[np.float64]:
@@ -32,6 +32,16 @@ def token_weights(aggregation: str, mask_NT: ArrayLike, max_tokens: int) -> NDAr
     """
     mask = np.asarray(mask_NT, bool)
     return np.where(mask, AGGREGATIONS[aggregation](mask, max_tokens), 0)
+
+
+def divisor(aggregation: str, mask_NT: ArrayLike) -> int:
+    """What the weights of a batch are divided by: its tokens, or its responses.
+
+    Weights times divisor add up over parts of a batch whose whole is not known yet; divided by the sum of the parts'
+    divisors they are those of the whole.
+    """
+    mask = np.asarray(mask_NT, bool)
+    return int(mask.sum()) if aggregation == "token_mean" else int(mask.any(1).sum())
 
 
 def _responses(mask_NT: NDArray[np.bool_]) -> int:

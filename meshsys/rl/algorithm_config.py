@@ -39,6 +39,7 @@ class Recipe:
         name: the algorithm's.
         dynamic_sampling: whether prompts whose responses all score the same are replaced by others.
         grouped: whether advantages need `Episodes.group_N`; groups have 2 members or more.
+        whole: whether advantages need the scores of all responses of a step.
         on_policy: whether a batch is good for one update only.
         overlong_buffer: tokens before the longest response over which `overlong_penalty` grows; 0 for no penalty.
         kl: the penalty, which needs the reference's log-probabilities: for the scores if it is in the reward, for
@@ -53,6 +54,7 @@ class Recipe:
     name: str
     dynamic_sampling: bool
     grouped: bool
+    whole: bool
     on_policy: bool
     overlong_buffer: int
     kl: KlPenalty | None
@@ -241,6 +243,7 @@ class AlgorithmConfig(Section):
             name=self.name,
             dynamic_sampling=_or(self.dynamic_sampling, algorithm.dynamic_sampling),
             grouped=advantage.grouped,
+            whole=advantage.whole,
             on_policy=OBJECTIVES[self.objective or algorithm.objective].on_policy,
             overlong_buffer=self._overlong_buffer(algorithm, max_tokens),
             kl=kl,

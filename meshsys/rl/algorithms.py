@@ -21,12 +21,14 @@ class AdvantageKind:
         estimate: `estimate(episodes)`, with what `options` names as further arguments by name.
         options: what there is a choice of.
         grouped: whether it compares the responses to one prompt.
+        whole: whether it compares all responses of a step, so that none has an advantage before all have scores.
         valued: whether it needs a value model.
     """
 
     estimate: Callable[..., Advantages]
     options: tuple[str, ...] = ()
     grouped: bool = False
+    whole: bool = False
     valued: bool = False
 
 
@@ -51,11 +53,11 @@ ADVANTAGES = {
     "grpo": AdvantageKind(advantages.grpo, ("normalize_advantages",), grouped=True),
     "dr_grpo": AdvantageKind(advantages.dr_grpo, grouped=True),
     "rloo": AdvantageKind(advantages.rloo, grouped=True),
-    "reinforce_plus_plus": AdvantageKind(advantages.reinforce_plus_plus, ("gamma", "normalize_advantages")),
+    "reinforce_plus_plus": AdvantageKind(advantages.reinforce_plus_plus, ("gamma", "normalize_advantages"), whole=True),
     "reinforce_plus_plus_baseline": AdvantageKind(
-        advantages.reinforce_plus_plus_baseline, ("normalize_advantages",), grouped=True
+        advantages.reinforce_plus_plus_baseline, ("normalize_advantages",), grouped=True, whole=True
     ),
-    "gae": AdvantageKind(advantages.gae, ("gamma", "gae_lambda", "normalize_advantages"), valued=True),
+    "gae": AdvantageKind(advantages.gae, ("gamma", "gae_lambda", "normalize_advantages"), whole=True, valued=True),
 }
 
 OBJECTIVES = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +15,21 @@ from meshsys.rl.advantages import zero_variance_groups
 from meshsys.rl.config import RlConfig
 from meshsys.rl.prompt import Prompt
 from meshsys.rl.prompts import Asked, PromptStream
-from meshsys.rl.rewards import RewardPool, Scores
+from meshsys.rl.rewards import Scores, Ticket
 from meshsys.rl.rollouts import Rollout
 from meshsys.rl.sampler import Sampler
 from meshsys.rl.speculative.sampling import Speculation
 from models.generation import Piece, Request
 
-__all__ = ["Collected", "Collector"]
+__all__ = ["Collected", "Collector", "Rewards"]
+
+
+class Rewards(Protocol):
+    """What scores: `meshsys.rl.rewards.RewardPool`, or what stands before one."""
+
+    def submit(self, samples: Sequence[tuple[Prompt, str]]) -> Ticket: ...
+
+    def collect(self, ticket: Ticket) -> Scores: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +75,7 @@ class Collector:
         self,
         config: RlConfig,
         sampler: Sampler,
-        rewards: RewardPool,
+        rewards: Rewards,
         tokenizer: Tokenizer,
         *,
         refills: bool,
@@ -93,10 +102,27 @@ class Collector:
         return _best(found, wanted, self._config.samples_per_prompt)
 
     def _sampled(self, asked: Sequence[Asked], step: int) -> Collected:
-        config, begun = self._config, time.perf_counter()
+        begun = time.perf_counter()
+        groups: list[list[Rollout]] = [[] for _ in asked]
+        tickets = {}
+        for group, rollouts in self.groups(asked, step):
+            groups[group] = rollouts
+            tickets[group] = self.submit(rollouts)
+        sampled = time.perf_counter()
+        scores = [self._rewards.collect(tickets[group]) for group in range(len(asked))]
+        rollouts = [one for group in groups for one in group]
+        return self.collected(rollouts, scores, sampled - begun, time.perf_counter() - sampled)
+
+    def submit(self, rollouts: Sequence[Rollout]) -> Ticket:
+        """Begins to score responses."""
+        return self._rewards.submit([(one.prompt, self.text(one)) for one in rollouts])
+
+    def requests(self, asked: Sequence[Asked], step: int) -> list[Request]:
+        """For the responses to prompts, by group and by sample within it."""
+        config = self._config
         seed = int(np.random.SeedSequence((self._seed, step)).generate_state(1)[0])
         how, samples = config.sampling, config.samples_per_prompt
-        requests = [
+        return [
             Request(
                 prompt=one.ids,
                 max_tokens=config.max_response_tokens,
@@ -112,9 +138,12 @@ class Collector:
             for one in asked
             for sample in range(samples)
         ]
+
+    def groups(self, asked: Sequence[Asked], step: int) -> Iterator[tuple[int, list[Rollout]]]:
+        """The responses to each prompt, with its place among them, as soon as all of them are sampled."""
+        requests, samples = self.requests(asked, step), self._config.samples_per_prompt
         pieces: list[list[Piece]] = [[] for _ in requests]
         left = [samples] * len(asked)
-        tickets = {}
         rollouts: list[Rollout] = [None] * len(requests)  # type: ignore[list-item]
         for piece in self._pieces(requests, [one.prompt for one in asked for _ in range(samples)]):
             number = piece.request
@@ -125,11 +154,7 @@ class Collector:
             rollouts[number] = self._rollout(asked[group], pieces[number], sample)
             left[group] -= 1
             if not left[group]:
-                whole = rollouts[group * samples : (group + 1) * samples]
-                tickets[group] = self._rewards.submit([(one.prompt, self.text(one)) for one in whole])
-        sampled = time.perf_counter()
-        scores = [self._rewards.collect(tickets[group]) for group in range(len(asked))]
-        return self._collected(rollouts, scores, sampled - begun, time.perf_counter() - sampled)
+                yield group, rollouts[group * samples : (group + 1) * samples]
 
     def _pieces(self, requests: Sequence[Request], prompts: Sequence[Prompt]) -> Iterator[Piece]:
         if self._speculation is None:
@@ -153,9 +178,14 @@ class Collector:
         """The response, without the token that ended it."""
         return self._tokenizer.decode(rollout.tokens[: len(rollout.tokens) - rollout.has_stopped])
 
-    def _collected(
-        self, rollouts: list[Rollout], scores: Sequence[Scores], sample_seconds: float, reward_seconds: float
+    def collected(
+        self,
+        rollouts: list[Rollout],
+        scores: Sequence[Scores],
+        sample_seconds: float = 0.0,
+        reward_seconds: float = 0.0,
     ) -> Collected:
+        """Groups with the scores of each."""
         score_N = np.concatenate([one.total for one in scores])
         group_N = np.array([one.group for one in rollouts])
         return Collected(

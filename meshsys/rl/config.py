@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from meshsys.config_file import INT32_MAX, Count, FromList, Section
 from meshsys.rl.algorithm_config import AlgorithmConfig
@@ -16,7 +16,7 @@ __all__ = ["RlConfig", "SamplingAxes", "SamplingConfig"]
 
 
 class SamplingAxes(Section):
-    """Devices along each axis of the sampling layout, over the devices that train.
+    """Devices along each axis of the sampling layout: over the devices that train, or those that `rl.mode` leaves.
 
     Attributes:
         data: copies of the model, each with its share of the sequences; null means all devices that the others leave.
@@ -56,6 +56,11 @@ class RlConfig(Section):
     """A policy that learns from its own responses: what it is asked, how it is judged, how it learns.
 
     Attributes:
+        mode: `alternate`: all devices sample, then all train. `periodic`: the devices of `mesh.topology` that
+            `mesh.axes` leaves sample, and the others take gradients meanwhile, of groups of the same step. `overlap`:
+            they sample for later steps too.
+        max_staleness: with `overlap`, the most updates between the policy that draws a token and the one that learns
+            from it; null means 2.
         tasks: where prompts come from.
         rewards: what responses are worth: a sum.
         reward_pool: the processes that compute rewards.
@@ -75,6 +80,8 @@ class RlConfig(Section):
         transcripts: responses that samples.jsonl keeps of each step.
     """
 
+    mode: Literal["alternate", "periodic", "overlap"] = "alternate"
+    max_staleness: Count | None = None
     tasks: Annotated[tuple[TaskConfig, ...], FromList, Field(min_length=1)]
     rewards: Annotated[tuple[RewardConfig, ...], FromList, Field(min_length=1)] = (RewardConfig(),)
     reward_pool: RewardPoolConfig = Field(default_factory=RewardPoolConfig)
@@ -90,6 +97,15 @@ class RlConfig(Section):
     epochs: Count = 1
     refills: int = Field(default=8, ge=0, le=INT32_MAX)
     transcripts: int = Field(default=4, ge=0, le=INT32_MAX)
+
+    @model_validator(mode="after")
+    def _staleness_is_of_overlap(self) -> Self:
+        if self.max_staleness is not None and self.mode != "overlap":
+            raise ValueError(
+                f"rl.max_staleness={self.max_staleness} is not used by rl.mode={self.mode}, which learns from tokens "
+                "of the newest policy; leave it out, or set rl.mode=overlap"
+            )
+        return self
 
     @property
     def responses(self) -> int:

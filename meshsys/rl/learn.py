@@ -21,12 +21,12 @@ from meshsys.rl.algorithm_config import Recipe
 from meshsys.rl.config import RlConfig
 from meshsys.rl.objectives import TokenFields
 from meshsys.rl.overlong import overlong_penalty
-from meshsys.rl.policy import PolicyBatch
+from meshsys.rl.policy import Learned, PolicyBatch
 from meshsys.rl.rollouts import Rollout, RolloutRows
 from meshsys.rl.update import PolicyUpdate, Sampled
 from meshsys.state import Metrics, State
 
-__all__ = ["Learner", "Mismatch", "rows_of_an_update"]
+__all__ = ["Learner", "Mismatch", "Part", "rows_of_an_update", "told_of"]
 
 PyTree = Any
 Floats = NDArray[np.float64]
@@ -37,8 +37,8 @@ class Mismatch(Exception):
 
 
 @dataclass(frozen=True)
-class _Part:
-    """Rollouts of one optimizer step."""
+class Part:
+    """Rollouts with what is learned of each of their tokens; the whole of an optimizer step, or a part of it."""
 
     rollouts: Sequence[Rollout]
     advantage_NT: Floats
@@ -46,12 +46,12 @@ class _Part:
     old_NT: Floats | None
     reference_NT: Floats | None
 
-    def __getitem__(self, part: NDArray[np.intp]) -> _Part:
+    def __getitem__(self, part: NDArray[np.intp]) -> Part:
         def of(values: Floats | None) -> Floats | None:
             return None if values is None else values[part]
 
         rollouts, fields = [self.rollouts[number] for number in part], (self.advantage_NT, self.importance_NT)
-        return _Part(rollouts, fields[0][part], fields[1][part], of(self.old_NT), of(self.reference_NT))
+        return Part(rollouts, fields[0][part], fields[1][part], of(self.old_NT), of(self.reference_NT))
 
 
 class Learner:
@@ -65,7 +65,7 @@ class Learner:
     def __init__(self, config: RlConfig, recipe: Recipe, update: PolicyUpdate, rows: int, reference: PyTree = None):
         self._config, self._recipe, self._update, self._reference = config, recipe, update, reference
         self._sizes = rows, update.assembly.config.data.sequence_length, config.max_response_tokens
-        self._tolerance = _tolerance(config, update.assembly.config.model.dtype)
+        self.tolerance = _tolerance(config, update.assembly.config.model.dtype)
 
     @property
     def needs_old(self) -> bool:
@@ -90,7 +90,7 @@ class Learner:
         Raises:
             Mismatch: the state is as it was before the update that found it.
         """
-        batch, record = self._prepared(state, rollouts, score_N)
+        batch, record = self.prepared(state, rollouts, score_N)
         parts = self._config.minibatches
         sums: dict[str, float] = {}
         error = record.get("sampler_logprob_error")
@@ -102,7 +102,7 @@ class Learner:
                 state, metrics, found, difference = self._step(state, batch[part], check=is_first)
                 if is_first:
                     error = difference
-                    self._check(error)
+                    self.check(error)
                 updates += 1
                 for name, value in found.items():
                     sums[name] = sums.get(name, 0.0) + value
@@ -112,8 +112,12 @@ class Learner:
         record |= {"sampler_logprob_error": float(error or 0.0), "learning_rate": float(metrics.learning_rate)}
         return state, record, metrics
 
-    def _prepared(self, state: State, rollouts: Sequence[Rollout], score_N: Floats) -> tuple[_Part, dict[str, float]]:
-        """What all updates of a step are made of."""
+    def prepared(self, state: State, rollouts: Sequence[Rollout], score_N: Floats) -> tuple[Part, dict[str, float]]:
+        """What all updates of a step are made of, and what the step's record says of it.
+
+        Raises:
+            Mismatch: log-probabilities were looked up, and differ.
+        """
         recipe, record = self._recipe, {}
         old_NT, reference_NT = None, None
         mask_NT, sampled_NT = self._padded(rollouts)
@@ -123,7 +127,7 @@ class Learner:
             correction = recipe.importance(old_NT, sampled_NT, mask_NT)
             importance_NT = correction.weight_NT
             error = record["sampler_logprob_error"] = correction.metrics["logp_difference_max"]
-            self._check(error)
+            self.check(error)
             record |= {
                 name: correction.metrics[name]
                 for name in ("logp_difference_mean", "sampler_kl", "importance_max", "importance_ess", "bounded_share")
@@ -149,7 +153,7 @@ class Learner:
         )
         advantage_NT = recipe.advantage(episodes).advantage_NT
         reference_NT = reference_NT if recipe.policy_loss.kl else None
-        return _Part(rollouts, advantage_NT, importance_NT, old_NT, reference_NT), record
+        return Part(rollouts, advantage_NT, importance_NT, old_NT, reference_NT), record
 
     def _padded(self, rollouts: Sequence[Rollout]) -> tuple[NDArray[np.bool_], Floats]:
         rows = RolloutRows(rollouts, *self._sizes)
@@ -164,9 +168,25 @@ class Learner:
             found.append(rows.to_tokens(self._update.score(params, rows.batch())))
         return np.concatenate(found)
 
-    def _step(self, state: State, part: _Part, *, check: bool) -> tuple[State, Metrics, dict[str, float], float]:
-        rows = RolloutRows(part.rollouts, *self._sizes)
+    def _step(self, state: State, part: Part, *, check: bool) -> tuple[State, Metrics, dict[str, float], float]:
+        rows = self.rows_of(part)
         weight_NT = token_weights(self._recipe.aggregation, rows.mask_NT, self._config.max_response_tokens)
+        tolerance = self.tolerance if check else math.inf
+        state, metrics, learned, error = self._update.update(state, *self.arguments(part, rows, weight_NT), tolerance)
+        found = {"loss": float(metrics.loss), "grad_norm": float(metrics.grad_norm), **told_of(learned, rows, part)}
+        return state, metrics, found, error
+
+    def rows_of(self, part: Part) -> RolloutRows:
+        """The part's rollouts, as rows of the programs."""
+        return RolloutRows(part.rollouts, *self._sizes)
+
+    def arguments(self, part: Part, rows: RolloutRows, weight_NT: Floats) -> tuple[PolicyBatch, Sampled]:
+        """What the programs of an update take, of NumPy.
+
+        Args:
+            rows: of the part's rollouts.
+            weight_NT: of each token's loss.
+        """
 
         def places(values_NT: Floats | None) -> Any:
             return None if values_NT is None else rows.to_rows(values_NT, fill=np.nan)
@@ -179,31 +199,30 @@ class Learner:
             reference_logp_BS=places(part.reference_NT),
         )
         batch = PolicyBatch(rows.batch(weight_NT), fields)
-        sampled = Sampled(rows.to_rows(rows.padded("log_probs")), rows.is_sampled_RS)
-        tolerance = self._tolerance if check else math.inf
-        state, metrics, learned, error = self._update.update(state, batch, sampled, tolerance)
-        told, sampled_RS = learned.diagnostics, rows.is_sampled_RS
+        return batch, Sampled(rows.to_rows(rows.padded("log_probs")), rows.is_sampled_RS)
 
-        def mean(values_RS: Any) -> float:
-            return float(values_RS[sampled_RS].mean()) if sampled_RS.any() else 0.0
-
-        found = {
-            "loss": float(metrics.loss),
-            "grad_norm": float(metrics.grad_norm),
-            "ratio_max": float(told.ratio_BS.max()),
-            "clip_fraction": mean(told.clipped_low_BS + told.clipped_high_BS + told.clipped_dual_BS),
-            "update_kl": mean(told.old_kl_BS),
-        }
-        if part.reference_NT is not None:
-            found["kl"] = mean(told.reference_kl_BS)
-        return state, metrics, found, error
-
-    def _check(self, error: float) -> None:
-        if not error <= self._tolerance:
+    def check(self, error: float) -> None:
+        """Raises `Mismatch` for log-probabilities that differ by more than they may."""
+        if not error <= self.tolerance:
             raise Mismatch(
                 f"a token has a log-probability that differs by {error:.3g} between sampler and trainer, and "
-                f"rl.sampling.tolerance is {self._tolerance:g}; raise that if the difference is one of precision"
+                f"rl.sampling.tolerance is {self.tolerance:g}; raise that if the difference is one of precision"
             )
+
+
+def told_of(learned: Learned, rows: RolloutRows, part: Part) -> dict[str, float]:
+    """What an update's record says of its tokens: means over them, and the largest ratio."""
+    told, sampled_RS = learned.diagnostics, rows.is_sampled_RS
+
+    def mean(values_RS: Any) -> float:
+        return float(values_RS[sampled_RS].mean()) if sampled_RS.any() else 0.0
+
+    found = {
+        "ratio_max": float(told.ratio_BS.max()),
+        "clip_fraction": mean(told.clipped_low_BS + told.clipped_high_BS + told.clipped_dual_BS),
+        "update_kl": mean(told.old_kl_BS),
+    }
+    return found if part.reference_NT is None else found | {"kl": mean(told.reference_kl_BS)}
 
 
 def _tolerance(config: RlConfig, dtype: str) -> float:

@@ -1,6 +1,6 @@
 """The run: reshard, sample, score, learn, record, save; and again.
 
-All devices sample, then all devices train, each in a layout of its own.
+`meshsys.rl.modes` has the orders in which that goes on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 
 from meshsys import distributed
 from meshsys.assemble import Assembly, assemble, topology_of
@@ -30,10 +30,15 @@ from meshsys.rl.algorithm_config import Recipe
 from meshsys.rl.collect import Collected, Collector
 from meshsys.rl.config import RlConfig
 from meshsys.rl.learn import Learner, Mismatch, rows_of_an_update
+from meshsys.rl.modes.alternate import Alternate
+from meshsys.rl.modes.checks import check_mode
+from meshsys.rl.modes.periodic import Periodic, groups_of_a_part
+from meshsys.rl.modes.shared_rewards import SharedRewards
+from meshsys.rl.modes.transfer import Transfer
 from meshsys.rl.progress import RlProgress
 from meshsys.rl.prompts import PromptStream
 from meshsys.rl.rewards import RewardPool
-from meshsys.rl.sampler import Sampler
+from meshsys.rl.sampler import OnSameDevices, Sampler
 from meshsys.rl.speculative.sampling import Speculation, speculation_of
 from meshsys.rl.tasks.mixture import Mixture
 from meshsys.rl.tasks.registry import open_tasks
@@ -43,7 +48,7 @@ from meshsys.run_folder import check_same_run, locked
 from meshsys.sharding import BATCH_AXES
 from meshsys.signals import StopSignals, stop_signals
 from meshsys.state import State
-from meshsys.torus import Topology, place
+from meshsys.torus import AXES, Topology, place
 from models.sampling import Sampling
 
 __all__ = ["run_rl"]
@@ -93,6 +98,8 @@ def _prepared(config: Config, rl: RlConfig, topology: Topology) -> _Run:
     axes = config.mesh.axes
     unit = config.pipeline.microbatches * math.prod(getattr(axes, axis) for axis in BATCH_AXES)
     rows = rows_of_an_update(rl, unit)
+    if rl.mode == "periodic":
+        rows = -(-groups_of_a_part(rl, unit) * rl.samples_per_prompt // unit) * unit
     length = rl.max_prompt_tokens + rl.max_response_tokens
     parts = 2 * axes.context if axes.context > 1 else 1
     of_an_update = config.model_copy(
@@ -134,8 +141,9 @@ def _prompt_stream(prompts: Mixture, assembly: Assembly, rl: RlConfig, at: int =
 
 
 def _recipe(rl: RlConfig, context: int, dtype: str) -> Recipe:
-    axis = "context" if context > 1 else None
-    recipe = rl.algorithm.recipe(rl.max_response_tokens, sequence_axis=axis, exact=dtype == "float32")
+    axis, exact = "context" if context > 1 else None, dtype == "float32" and rl.mode != "overlap"
+    recipe = rl.algorithm.recipe(rl.max_response_tokens, sequence_axis=axis, exact=exact)
+    check_mode(rl, recipe)
     updates = rl.minibatches * rl.epochs
     if recipe.on_policy and updates > 1:
         raise ConfigError(
@@ -152,16 +160,27 @@ def _recipe(rl: RlConfig, context: int, dtype: str) -> Recipe:
 
 
 def _sampling_mesh(rl: RlConfig, topology: Topology, training: Mesh) -> Mesh:
-    axes, devices = rl.sampling.axes, training.size
+    axes, devices, who = rl.sampling.axes, training.size, "that train"
+    if rl.mode != "alternate":
+        devices, who = topology.size - training.size, "that do not train"
+        if not devices:
+            raise ConfigError(
+                f"rl.mode={rl.mode} samples on devices that do not train, and mesh.axes takes all {topology.size} of "
+                f"mesh.topology={topology}; take a larger topology, or smaller axes"
+            )
     others = axes.tensor * axes.expert
     data = devices // others if axes.data is None else axes.data
     if data * others != devices:
         sizes = " x ".join(f"{name} {size}" for name, size in (("tensor", axes.tensor), ("expert", axes.expert)))
         raise ConfigError(
-            f"rl.sampling.axes: data {axes.data or 'the rest'} x {sizes} is not the {devices} devices that train; "
+            f"rl.sampling.axes: data {axes.data or 'the rest'} x {sizes} is not the {devices} devices {who}; "
             f"change one of them"
         )
     shape = {"data": data, "tensor": axes.tensor, "expert": axes.expert}
+    if rl.mode != "alternate":
+        walk = make_mesh(place(topology, {"data": topology.size})).devices.flat
+        rest = np.array([device for device in walk if device not in set(training.devices.flat)], object)
+        return Mesh(rest.reshape([shape.get(axis, 1) for axis in AXES]), AXES, axis_types=(AxisType.Auto,) * len(AXES))
     if devices < topology.size:  # the devices of a sub-slice, whatever its shape
         return make_mesh(place(Topology.parse(str(devices)), shape), list(training.devices.flat))
     return make_mesh(place(topology, shape))
@@ -191,12 +210,22 @@ def _run(run: _Run, checkpoints: Checkpoints, folder: Path, signals: StopSignals
 
     tokenizer = run.assembly.tokenizer
     prompts = _prompt_stream(run.prompts, run.assembly, rl, at)
-    sampler = Sampler(
-        run.assembly, state.params, run.sampling_mesh, slots=rl.sampling.slots or rl.responses, mode=rl.reshard
+    apart = rl.mode != "alternate"
+    carrier = (
+        Transfer(update, run.sampling_mesh)
+        if apart
+        else OnSameDevices(run.assembly, state.params, run.sampling_mesh, rl.reshard)
     )
-    refills = run.recipe.dynamic_sampling
+    sampler = Sampler(run.assembly, run.sampling_mesh, carrier, slots=rl.sampling.slots or rl.responses)
+    refills, rewards = run.recipe.dynamic_sampling, SharedRewards(run.rewards)
     collector = Collector(
-        rl, sampler, run.rewards, tokenizer, refills=refills, seed=config.run.seed, speculation=speculation
+        rl,
+        sampler,
+        rewards if apart else run.rewards,
+        tokenizer,
+        refills=refills,
+        seed=config.run.seed,
+        speculation=speculation,
     )
     learner = Learner(rl, run.recipe, update, run.rows, reference)
     metrics, transcripts = MetricsWriter(folder, taken), TranscriptWriter(folder, taken, rl.transcripts)
@@ -212,24 +241,23 @@ def _run(run: _Run, checkpoints: Checkpoints, folder: Path, signals: StopSignals
         with RlProgress(taken, steps) as progress:
             run.rewards.warm()
             signals.wait_for_step = True
+            mode: Alternate | Periodic
+            if rl.mode == "periodic":
+                mode = Periodic(rl, run.recipe, update, sampler, collector, rewards, learner, prompts, run.rows)
+            else:
+                mode = Alternate(sampler, collector, learner, prompts, config.run.seed, progress.phase)
             while taken < steps and signals.caught is None:
                 step, begun = taken + 1, time.perf_counter()
-                progress.phase("reshard")
-                sampler.update(state.params, version)
-                progress.phase("sample")
                 before = prompts.at, prompts.skipped
                 if speculation:
                     speculation.begin(state.params, step)
-                collected = collector.collect(prompts, step)
-                progress.phase("train")
-                train_begun = time.perf_counter()
-                order = np.random.default_rng((config.run.seed, step))
                 try:
-                    state, learned, found = learner.learn(state, collected.rollouts, collected.score_N, order)
+                    stepped = mode.step(state, step, version)
                 except Mismatch as mismatch:
                     progress.say(f"step {step}: {mismatch}; the state before it is saved")
                     prompts.at, code = before[0], 1
                     break
+                state, collected, found = stepped.state, stepped.collected, stepped.metrics
                 if not found.finite and not config.train.skip_nonfinite:
                     progress.say(
                         f"step {step} is not finite: {update.first_nonfinite(found)}; the state before it is saved. "
@@ -243,20 +271,21 @@ def _run(run: _Run, checkpoints: Checkpoints, folder: Path, signals: StopSignals
                 record = {
                     "step": step,
                     **_of_rewards(collected),
-                    **learned,
+                    **stepped.learned,
                     **drafted,
                     "tokens": collected.tokens,
                     "tokens_per_s": collected.tokens / max(collected.sample_seconds, 1e-9),
                     "prompts_skipped": prompts.skipped - before[1],
-                    "reshard_bytes": sampler.plan.moved_bytes,
-                    "reshard_changed": sampler.reshard_changed,
-                    "reshard_seconds": sampler.reshard_seconds,
+                    "reshard_bytes": carrier.moved_bytes,
+                    "reshard_changed": carrier.changed,
+                    "reshard_seconds": carrier.seconds,
                     "sample_seconds": collected.sample_seconds,
                     "reward_seconds": collected.reward_seconds,
-                    "train_seconds": ended - train_begun,
+                    "train_seconds": stepped.train_seconds,
                     "step_seconds": ended - begun,
                     "compilations": sampler.compilations + update.compilations,
                     "policy_version": version,
+                    **stepped.record,
                 }
                 if collected.failure:
                     failed = collected.errors + collected.timeouts + collected.crashes

@@ -31,7 +31,7 @@ from models.sampling import Sampling
 from schedules.actions import forward_only
 from schedules.program import Program, compiler_options
 
-__all__ = ["PolicyUpdate", "Sampled"]
+__all__ = ["PolicyUpdate", "Sampled", "Sums"]
 
 PyTree = Any
 
@@ -41,6 +41,14 @@ class Sampled(NamedTuple):
 
     logp_RS: Any
     is_sampled_RS: Any
+
+
+class Sums(NamedTuple):
+    """Of the parts of a step that were seen so far: loss, gradients in float32, and tokens learned from."""
+
+    loss: jax.Array
+    grads: PyTree
+    tokens: jax.Array
 
 
 class PolicyUpdate(StateForms):
@@ -62,6 +70,8 @@ class PolicyUpdate(StateForms):
         model = learning_model(assembly.model, decoder, loss, sampling)
         self._gradients = tables.value_and_grad(model, mesh, self.specs, **options)
         self._update = jit(self._updated, donate_argnums=0)
+        self._accumulate = jit(self._accumulated, donate_argnums=1)
+        self._finish = jit(self._finished, donate_argnums=(0, 1))
 
         treatment = [remat for remat, _ in tables.treatment]
         self._forwards = Program(
@@ -83,7 +93,7 @@ class PolicyUpdate(StateForms):
     @property
     def compilations(self) -> int:
         """Programs that were compiled so far."""
-        programs: tuple[Any, ...] = self._update, self._score, self._redraw
+        programs: tuple[Any, ...] = self._update, self._score, self._redraw, self._accumulate, self._finish
         return sum(program._cache_size() for program in programs)
 
     def score(self, params: PyTree, rows: Batch) -> np.ndarray:
@@ -117,14 +127,67 @@ class PolicyUpdate(StateForms):
         state, metrics, learned, error = self._update(state, *arguments, limit, self._update_rows)
         return state, jax.device_get(metrics), self._batches.take(learned), float(error)
 
+    def no_sums(self) -> Sums:
+        """Of no part."""
+        shapes, shardings = self._trained(self.abstract_state().params), self._trained(self.shardings.params)
+        whole = self._replicated
+
+        def zeros() -> Sums:
+            grads = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), shapes)
+            return Sums(jnp.zeros((), jnp.float32), grads, jnp.zeros((), jnp.int32))
+
+        out: Any = (whole, shardings, whole)
+        return jax.jit(zeros, out_shardings=Sums(*out))()
+
+    def accumulate(
+        self, params: PyTree, sums: Sums, rows: PolicyBatch, sampled: Sampled
+    ) -> tuple[Sums, Learned, float]:
+        """The sums with those of another part; the sums given are consumed.
+
+        Args:
+            params: in training form.
+            rows: of NumPy, with weights that are to be divided by the step's divisor.
+
+        Returns:
+            The sums, what was learned, and the largest difference between sampler and policy, as of `update`.
+        """
+        sums, learned, error = self._accumulate(params, sums, *self._batches.put((rows, sampled)), self._update_rows)
+        return sums, self._batches.take(learned), float(error)
+
+    def finish(self, state: State, sums: Sums, divisor: float) -> tuple[State, Metrics]:
+        """The optimizer step of all parts together; state and sums are consumed."""
+        state, metrics = self._finish(state, sums, jax.device_put(np.float32(divisor), self._replicated))
+        return state, jax.device_get(metrics)
+
+    def _accumulated(
+        self, params: PyTree, sums: Sums, rows: PolicyBatch, sampled: Sampled, table: PyTree
+    ) -> tuple[Sums, Learned, jax.Array]:
+        loss, grads, learned, error, tokens = self._learned(params, rows, sampled, table)
+        added = jax.tree.map(lambda total, grad: total + grad.astype(jnp.float32), sums.grads, grads)
+        shardings = self._trained(self.shardings.params)
+        added = jax.lax.with_sharding_constraint(added, shardings)
+        return Sums(sums.loss + loss, added, sums.tokens + tokens), learned, error
+
+    def _finished(self, state: State, sums: Sums, divisor: jax.Array) -> tuple[State, Metrics]:
+        grads = jax.tree.map(lambda total: total / divisor, sums.grads)
+        state, metrics = self.updated(state, sums.loss / divisor, grads, sums.tokens)
+        return jax.lax.with_sharding_constraint(state, self.shardings), metrics
+
     def _updated(
         self, state: State, rows: PolicyBatch, sampled: Sampled, tolerance: jax.Array, table: PyTree
     ) -> tuple[State, Metrics, Learned, jax.Array]:
-        params = self.assembly.decoder.cast(state.params)
+        loss, grads, learned, error, tokens = self._learned(state.params, rows, sampled, table)
+        state, metrics = self.updated(state, loss, grads, tokens, error <= tolerance)
+        state = jax.lax.with_sharding_constraint(state, self.shardings)
+        return state, metrics, learned, error
+
+    def _learned(
+        self, params: PyTree, rows: PolicyBatch, sampled: Sampled, table: PyTree
+    ) -> tuple[jax.Array, PyTree, Learned, jax.Array, jax.Array]:
+        """Loss, gradients, what was learned, the largest difference to the sampler, and tokens."""
+        params = self.assembly.decoder.cast(params)
         (loss, learned), grads = self._gradients(params, rows, jnp.ones((), jnp.float32), None, table)
         apart = jnp.where(sampled.is_sampled_RS, jnp.abs(learned.logp_BS - sampled.logp_RS), 0.0)
         error = jnp.max(jnp.where(jnp.isnan(apart), jnp.inf, apart))  # a maximum over devices may lose a NaN
         tokens = jnp.sum(rows.fields.sequence_ids_BS > 0, dtype=jnp.int32)
-        state, metrics = self.updated(state, loss, grads, tokens, error <= tolerance)
-        state = jax.lax.with_sharding_constraint(state, self.shardings)
-        return state, metrics, learned, error
+        return loss, grads, learned, error, tokens

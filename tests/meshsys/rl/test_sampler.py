@@ -14,7 +14,7 @@ from meshsys.mesh import make_mesh
 from meshsys.rl.objectives import PolicyLoss, Reinforce
 from meshsys.rl.prompt import Prompt
 from meshsys.rl.rollouts import Rollout, RolloutRows
-from meshsys.rl.sampler import Sampler
+from meshsys.rl.sampler import OnSameDevices, Sampler
 from meshsys.rl.update import PolicyUpdate
 from meshsys.torus import place
 from models.generation import Request
@@ -73,7 +73,7 @@ def responses(layout: str, settings: tuple[float, int, float]) -> tuple[list[np.
     state = update.init()
     shape = sizes_of(sample) | ({"data": devices // 2} if "tensor" in sample else {})
     mesh = make_mesh(place(assembly.placement.topology, shape))
-    sampler = Sampler(assembly, state.params, mesh, slots=int(slots))
+    sampler = Sampler(assembly, mesh, OnSameDevices(assembly, state.params, mesh), slots=int(slots))
     sampler.update(state.params, 0)
     pieces = [[] for _ in requests]
     for piece in sampler.sample(requests):

@@ -1,0 +1,114 @@
+"""Whole runs of a tiny policy in each mode."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from meshsys.checkpoint import restore_params
+from meshsys.config import Config
+from meshsys.errors import ConfigError
+from meshsys.rl.loop import run_rl
+from models.decoder import Decoder
+
+OWN = "python:tests.meshsys.rl.mode_rewards"
+
+
+def make_config(folder: Path, changes: dict[str, Any]) -> Config:
+    """Of four devices two train; changes are by path."""
+    config: dict[str, Any] = {
+        "run": {"name": "test", "seed": 1, "dir": str(folder)},
+        "model": {"layers": 2, "d_model": 16, "heads": 2, "kv_heads": 2, "d_ff": 32, "vocab_size": 264},
+        "mesh": {"topology": "4", "axes": {"pipe": 2}},
+        "pipeline": {"microbatches": 2},
+        "train": {"steps": 3, "learning_rate": 0.1, "warmup_steps": 0},
+        "rl": {
+            "tasks": [{"source": "python:tests.meshsys.rl.own_tasks:sums"}],
+            "rewards": [{"kind": f"{OWN}:share_of_low"}],
+            "reward_pool": {"workers": 1},
+            "prompts_per_step": 4,
+            "samples_per_prompt": 3,
+            "max_prompt_tokens": 8,
+            "max_response_tokens": 12,
+            "sampling": {"slots": 5},
+        },
+    }
+    for path, value in changes.items():
+        *sections, last = path.split(".")
+        at = config
+        for section in sections:
+            at = at.setdefault(section, {})
+        at[last] = value
+    return Config.model_validate(config)
+
+
+def run(folder: Path, **changes: Any) -> tuple[list[dict[str, Any]], list[np.ndarray]]:
+    """The records of a run and its parameters after it."""
+    config = make_config(folder, {name.replace("__", "."): value for name, value in changes.items()})
+    assert run_rl(config) == 0
+    shapes = jax.eval_shape(Decoder(config.model).init, jax.eval_shape(jax.random.key, 0))
+    params = jax.tree.leaves(restore_params(folder / "checkpoints", shapes))
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return records, [np.asarray(leaf) for leaf in params]
+
+
+# An aggregation over tokens, and one over responses with an importance weight and a reference.
+ALGORITHMS = {
+    "dapo": {"name": "dapo", "dynamic_sampling": False},
+    "grpo": {"name": "grpo", "importance": {"mode": "truncate"}},
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param("dapo", marks=pytest.mark.slow), "grpo"])
+def test_periodic_takes_the_steps_of_alternate(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rollouts are the same ones, and parameters are to the order of sums.
+
+    With gradient descent, as Adam makes steps of a full size out of gradients that are only noise.
+    """
+    monkeypatch.setattr("meshsys.state.make_optimizer", lambda _: optax.trace(0.9))
+    algorithm = ALGORITHMS[name]
+    want, want_params = run(tmp_path / "alternate", rl__algorithm=algorithm)
+    got, got_params = run(tmp_path / "periodic", rl__algorithm=algorithm, rl__mode="periodic")
+    for ours, theirs in zip(got, want, strict=True):
+        for field in ("reward_mean", "response_tokens_mean", "tokens", "policy_version"):
+            assert ours[field] == theirs[field], field
+        for field in ("loss", "grad_norm", "update_kl", "kl", "importance_max", "ratio_max"):
+            if field in theirs:
+                np.testing.assert_allclose(ours[field], theirs[field], rtol=1e-4, atol=1e-7, err_msg=field)
+        assert ours["trainer_wait_seconds"] > 0 and ours["reshard_bytes"] > 0
+    assert want[0]["grad_norm"] > 0
+    for ours, theirs in zip(got_params, want_params, strict=True):
+        assert np.abs(ours - theirs).max() <= 1e-6 * np.abs(theirs).max()
+
+
+@pytest.mark.slow
+def test_a_periodic_run_goes_on_to_the_bit(tmp_path: Path) -> None:
+    """Also when groups come from the rewards in another order and at other times."""
+    slow = [{"kind": f"{OWN}:slow", "options": {"seconds": 0.02}}]
+    _, whole = run(tmp_path / "whole", rl__mode="periodic")
+    run(tmp_path / "parts", rl__mode="periodic", train__steps=1, rl__rewards=slow, rl__reward_pool__workers=2)
+    _, parts = run(tmp_path / "parts", rl__mode="periodic", rl__rewards=slow, rl__reward_pool__workers=2)
+    for ours, theirs in zip(parts, whole, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+WRONG = [
+    ({"rl.mode": "periodic", "mesh.topology": "2"}, "rl.mode=periodic samples on devices that do not train"),
+    ({"rl.mode": "periodic", "rl.epochs": 2}, "rl.epochs=2, but rl.mode=periodic"),
+    ({"rl.mode": "periodic", "rl.algorithm": {"name": "dapo"}}, "set rl.algorithm.dynamic_sampling=false"),
+    ({"rl.mode": "periodic", "rl.algorithm": {"name": "reinforce_plus_plus"}}, "compares all responses of a step"),
+    ({"rl.mode": "periodic", "rl.sampling.axes": {"data": 3}}, "is not the 2 devices that do not train"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_what_does_not_go_together(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run_rl(make_config(tmp_path / "run", changes))
+    assert not (tmp_path / "run").exists()
