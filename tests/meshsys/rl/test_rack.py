@@ -201,3 +201,8 @@ def test_the_question_shows_the_rack():
     text = describe(Instance(RACK, STATE, 1), whole_plan=True)
     assert "column 0 is for A, column 1 is for B, column 2 is for C" in text
     assert "         0  C  .  .\n         1  A  B  .\n     class  A  B  C" in text
+
+
+def test_racks_that_moves_never_disorder_are_refused():
+    with pytest.raises(ConfigError, match="are in order after moves=2; take another number"):
+        make_instance(RackOptions(rows=2, columns=2, classes=2, tubes=1, moves=2), 0)

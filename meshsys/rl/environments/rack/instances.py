@@ -14,6 +14,7 @@ from meshsys.rl.environments.rack.solve import solve
 __all__ = ["Instance", "RackOptions", "describe", "make_instance"]
 
 _TRIES = 3  # at racks that take too long to solve
+_ORDERED = 1000  # in a row, before no rack is taken to be out of order after so many moves
 
 
 @dataclass(frozen=True)
@@ -73,14 +74,14 @@ def make_instance(options: RackOptions, seed: int) -> Instance:
     """A rack that is not in order, the same for equal seeds.
 
     Raises:
-        ConfigError: shortest plans for such racks take too long to find.
+        ConfigError: shortest plans for such racks take too long to find, or all such racks are in order.
     """
     rack = Rack(options.rows, tuple(k + 1 if k < options.classes else 0 for k in range(options.columns)))
     ordered = bytes(
         owner if row >= options.rows - options.tubes else 0 for row in range(options.rows) for owner in rack.owners
     )
     generator = random.Random(seed)
-    unsolved = 0
+    unsolved = in_order = 0
     while unsolved < _TRIES:
         state, last = ordered, None
         for _ in range(options.moves):
@@ -88,6 +89,9 @@ def make_instance(options: RackOptions, seed: int) -> Instance:
             last = generator.choice(moves or list(rack.moves(state)))
             state = rack.moved(state, last)
         if not rack.misplaced(state):
+            in_order += 1
+            if in_order == _ORDERED:
+                raise ConfigError(f"racks with {options} are in order after moves={options.moves}; take another number")
             continue
         plan = solve(rack, state)
         if plan is not None:
