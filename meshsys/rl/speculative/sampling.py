@@ -220,6 +220,11 @@ def speculation_of(
     mode = config.speculative.mode
     if mode == "off":
         return None
+    if config.mode != "alternate":
+        raise ConfigError(
+            f"rl.speculative.mode={mode} verifies drafts on the devices that train, which rl.mode={config.mode} keeps "
+            "busy; set rl.mode=alternate, or rl.speculative.mode=off"
+        )
     tasks = frozenset(task.name for task in prompts.tasks if task.size is not None)
     if not tasks:
         raise ConfigError(
