@@ -69,7 +69,10 @@ class Generator:
         return len(self._programs)
 
     def update(self, params: PyTree) -> None:
-        """Takes other parameters, of the same shapes and shardings."""
+        """Takes other parameters, of the same shapes and shardings.
+
+        A generation that goes on between two chunks continues with them, on the keys and values of the old ones.
+        """
         self._params = None  # the old ones may go before the new ones come
         layers: list[PyTree] = []
         for numbers in self._together(params["layers"]):
@@ -102,16 +105,19 @@ class Generator:
             for own in pieces
         ]
 
-    def start(self, requests: Sequence[Request], *, every: int | None = None) -> Generation:
+    def start(
+        self, requests: Sequence[Request], *, every: int | None = None, room: tuple[int, int] = (0, 0)
+    ) -> Generation:
         """Begins to generate; the result is an iterator.
 
         Args:
             every: the most tokens of a piece; None means the generator's chunk.
+            room: for requests that are added later: the longest prompt, and the most new tokens.
 
         Raises:
             ValueError: a token of a prompt is not in the vocabulary.
         """
-        return Generation(self, requests, min(every or self.chunk, self.chunk))
+        return Generation(self, requests, min(every or self.chunk, self.chunk), room)
 
     # --- Programs -----------------------------------------------------------------------------------------------
 
@@ -175,39 +181,65 @@ class Generation:
     A sequence that has ended makes room for the next request.
     """
 
-    def __init__(self, generator: Generator, requests: Sequence[Request], every: int):
+    def __init__(self, generator: Generator, requests: Sequence[Request], every: int, room: tuple[int, int]):
         self._generator, self._every = generator, every
-        self._requests = numbered(requests, generator.decoder.config.vocab_size)
-        self._waiting = deque(range(len(requests)))
+        self._requests = dict(enumerate(numbered(requests, generator.decoder.config.vocab_size)))
+        self._waiting, self._added = deque(self._requests), len(requests)
         slots = min(generator.slots, _power_of_two(len(requests)))
         self._holder: list[int | None] = [None] * slots
         self._cancelled = np.zeros((slots,), bool)
         longest = max((len(r.prompt) + r.max_tokens for r in requests), default=1)
-        self._places = max(_rounded(longest, _LEAST_PLACES), *map(_padded, self._requests), _LEAST_PROMPT)
+        prompts = [len(request.prompt) for request in requests]
+        self._places = max(_rounded(max(longest, sum(room)), _LEAST_PLACES), *map(_padded, (*prompts, room[0])))
         self._stops = _rounded(max((len(r.stop_ids) for r in requests), default=1) or 1, _STOPS)
+        self._slots = generator.empty(slots, self._places, self._stops)
         self._pieces = self._run()
 
     def __iter__(self) -> Iterator[Piece]:
         return self._pieces
 
+    def add(self, requests: Sequence[Request]) -> list[int]:
+        """Requests that wait behind the others; returns their numbers.
+
+        Raises:
+            ValueError: a token of a prompt is not in the vocabulary, or there is no room for a sequence.
+        """
+        for request in requests:
+            tokens = len(request.prompt), request.max_tokens
+            if max(sum(tokens), _padded(tokens[0])) > self._places or len(request.stop_ids) > self._stops:
+                raise ValueError(f"a prompt of {tokens[0]} tokens and {tokens[1]} new ones need more room; give it")
+        numbers = list(range(self._added, self._added + len(requests)))
+        new = numbered(requests, self._generator.decoder.config.vocab_size)
+        self._requests.update(zip(numbers, new, strict=True))
+        self._waiting.extend(numbers)
+        self._added += len(requests)
+        return numbers
+
+    def advance(self) -> list[Piece]:
+        """The pieces of the next chunk, all of the parameters that the generator has now; none if nothing is left."""
+        return list(self._chunk())
+
     def cancel(self, request: int) -> None:
         """Ends a request's sequence; no piece of it follows."""
         if request in self._waiting:
             self._waiting.remove(request)
+            del self._requests[request]
         elif request in self._holder:
+            del self._requests[request]
             slot = self._holder.index(request)
             self._holder[slot], self._cancelled[slot] = None, True
 
     def _run(self) -> Iterator[Piece]:
-        generator = self._generator
-        slots = generator.empty(len(self._holder), self._places, self._stops)
-        while True:
-            slots = self._filled(slots)
-            if all(request is None for request in self._holder):
-                return
-            slots, chunk = generator.decode(slots, self._every, self._cancelled)
-            self._cancelled = np.zeros_like(self._cancelled)
-            yield from self._new(jax.device_get(chunk))
+        while self._waiting or any(request is not None for request in self._holder):
+            yield from self._chunk()
+
+    def _chunk(self) -> Iterator[Piece]:
+        self._slots = self._filled(self._slots)
+        if all(request is None for request in self._holder):
+            return
+        self._slots, chunk = self._generator.decode(self._slots, self._every, self._cancelled)
+        self._cancelled = np.zeros_like(self._cancelled)
+        yield from self._new(jax.device_get(chunk))
 
     def _new(self, chunk: Chunk) -> Iterator[Piece]:
         for slot, request in enumerate(self._holder):
@@ -217,7 +249,7 @@ class Generation:
             tokens, log_probs = chunk.tokens_BC[slot, :count], chunk.log_probs_BC[slot, :count]
             reason: Literal["", "stop", "length"] = ""
             if not chunk.remaining_B[slot]:
-                reason = "stop" if tokens[-1] in self._requests[request].stop_ids else "length"
+                reason = "stop" if tokens[-1] in self._requests.pop(request).stop_ids else "length"
                 self._holder[slot] = None
             yield Piece(request, tokens, log_probs, reason)
 
@@ -230,10 +262,10 @@ class Generation:
                 self._cancelled[slot] = False
                 new[slot] = self._requests[first]
         at_once = self._generator.prompts_at_once(len(self._holder))
-        for padded in sorted({_padded(request) for request in new.values()}):
+        for padded in sorted({_padded(len(request.prompt)) for request in new.values()}):
             equal: dict[bytes, list[int]] = {}
             for slot, one in new.items():
-                if _padded(one) == padded:
+                if _padded(len(one.prompt)) == padded:
                     equal.setdefault(one.ids.tobytes(), []).append(slot)
             prompts = list(equal.values())
             for start in range(0, len(prompts), at_once):
@@ -242,9 +274,9 @@ class Generation:
         return slots
 
 
-def _padded(request: Request) -> int:
-    """The length to which a prompt without its last token is padded."""
-    return max(_LEAST_PROMPT, _power_of_two(len(request.prompt) - 1))
+def _padded(prompt: int) -> int:
+    """The length to which a prompt of so many tokens is padded, without its last token."""
+    return max(_LEAST_PROMPT, _power_of_two(prompt - 1))
 
 
 def _power_of_two(number: int) -> int:

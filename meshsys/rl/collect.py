@@ -118,7 +118,11 @@ class Collector:
         return self._rewards.submit([(one.prompt, self.text(one)) for one in rollouts])
 
     def requests(self, asked: Sequence[Asked], step: int) -> list[Request]:
-        """For the responses to prompts, by group and by sample within it."""
+        """For the responses to prompts, by group and by sample within it.
+
+        Args:
+            step: their randomness follows from it, the prompts' numbers and the samples'.
+        """
         config = self._config
         seed = int(np.random.SeedSequence((self._seed, step)).generate_state(1)[0])
         how, samples = config.sampling, config.samples_per_prompt
@@ -151,7 +155,7 @@ class Collector:
             if not piece.reason:
                 continue
             group, sample = divmod(number, samples)
-            rollouts[number] = self._rollout(asked[group], pieces[number], sample)
+            rollouts[number] = self.rollout(asked[group], pieces[number], sample)
             left[group] -= 1
             if not left[group]:
                 yield group, rollouts[group * samples : (group + 1) * samples]
@@ -161,14 +165,17 @@ class Collector:
             return self._sampler.sample(requests)
         return self._speculation.sample(self._sampler, requests, prompts)
 
-    def _rollout(self, asked: Asked, pieces: Sequence[Piece], sample: int) -> Rollout:
+    def rollout(
+        self, asked: Asked, pieces: Sequence[Piece], sample: int, versions: NDArray[np.int32] | None = None
+    ) -> Rollout:
+        """The response that the pieces are; by default all of the version that the sampler has."""
         tokens = np.concatenate([piece.tokens for piece in pieces])
         return Rollout(
             prompt=asked.prompt,
             prompt_ids=asked.ids,
             tokens=tokens,
             log_probs=np.concatenate([piece.log_probs for piece in pieces]),
-            versions=np.full(tokens.shape, self._sampler.version, np.int32),
+            versions=np.full(tokens.shape, self._sampler.version, np.int32) if versions is None else versions,
             group=asked.number,
             sample=sample,
             has_stopped=pieces[-1].reason == "stop",

@@ -40,7 +40,7 @@ class SamplingConfig(Section):
         top_p: the likeliest tokens with this much probability are chosen from.
         min_p: tokens with this share of the likeliest one's probability are chosen from.
         tolerance: the most that a token's log-probability may differ between sampler and trainer; a run stops at more.
-            Null means 1e-3 with float32 models, and otherwise any.
+            Null means 1e-3 with float32 models, and otherwise any, as with `rl.mode: overlap`.
     """
 
     axes: SamplingAxes = Field(default_factory=SamplingAxes)
@@ -59,8 +59,8 @@ class RlConfig(Section):
         mode: `alternate`: all devices sample, then all train. `periodic`: the devices of `mesh.topology` that
             `mesh.axes` leaves sample, and the others take gradients meanwhile, of groups of the same step. `overlap`:
             they sample for later steps too.
-        max_staleness: with `overlap`, the most updates between the policy that draws a token and the one that learns
-            from it; null means 2.
+        max_staleness: with `overlap`, the most steps between the policy that draws a token and the one that learns from
+            it; null means 2.
         tasks: where prompts come from.
         rewards: what responses are worth: a sum.
         reward_pool: the processes that compute rewards.

@@ -228,7 +228,7 @@ def told_of(learned: Learned, rows: RolloutRows, part: Part) -> dict[str, float]
 def _tolerance(config: RlConfig, dtype: str) -> float:
     if config.sampling.tolerance is not None:
         return config.sampling.tolerance
-    return 1e-3 if dtype == "float32" else math.inf
+    return 1e-3 if dtype == "float32" and config.mode != "overlap" else math.inf
 
 
 def rows_of_an_update(config: RlConfig, unit: int) -> int:

@@ -9,6 +9,8 @@ import dataclasses
 import math
 import signal
 import time
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from meshsys.rl.config import RlConfig
 from meshsys.rl.learn import Learner, Mismatch, rows_of_an_update
 from meshsys.rl.modes.alternate import Alternate
 from meshsys.rl.modes.checks import check_mode
+from meshsys.rl.modes.overlap import Overlap
 from meshsys.rl.modes.periodic import Periodic, groups_of_a_part
 from meshsys.rl.modes.shared_rewards import SharedRewards
 from meshsys.rl.modes.transfer import Transfer
@@ -194,12 +197,14 @@ def _run(run: _Run, checkpoints: Checkpoints, folder: Path, signals: StopSignals
         lambda meta: check_same_run(run.assembly.config, meta, "rl"),
         lambda line: print(line, flush=True),
     )
-    state, taken, at, version = update.init(), 0, 0, 0
+    state, taken, version = update.init(), 0, 0
+    position: dict[str, Any] = {"prompt": 0}
     speculation = run.speculation
     reference = state.params if run.recipe.kl else None
     if restored is not None:
         state, meta = update.from_canonical(restored[0]), restored[1]
-        taken, at, version = meta["step"], meta["rl"]["prompt"], meta["rl"]["version"]
+        taken, version = meta["step"], meta["rl"].pop("version")
+        position = meta["rl"]
         if speculation:
             speculation.drafts.load(restored[2])
         print(f"resuming {config.run.name} after step {taken}", flush=True)
@@ -209,14 +214,14 @@ def _run(run: _Run, checkpoints: Checkpoints, folder: Path, signals: StopSignals
     write_whole(folder / "plan.json", plan_of(run.assembly).to_json())
 
     tokenizer = run.assembly.tokenizer
-    prompts = _prompt_stream(run.prompts, run.assembly, rl, at)
-    apart = rl.mode != "alternate"
+    prompts = _prompt_stream(run.prompts, run.assembly, rl, position["prompt"])
+    apart, slots = rl.mode != "alternate", rl.sampling.slots or rl.responses
     carrier = (
         Transfer(update, run.sampling_mesh)
         if apart
         else OnSameDevices(run.assembly, state.params, run.sampling_mesh, rl.reshard)
     )
-    sampler = Sampler(run.assembly, run.sampling_mesh, carrier, slots=rl.sampling.slots or rl.responses)
+    sampler = Sampler(run.assembly, run.sampling_mesh, carrier, slots=slots)
     refills, rewards = run.recipe.dynamic_sampling, SharedRewards(run.rewards)
     collector = Collector(
         rl,
@@ -232,30 +237,33 @@ def _run(run: _Run, checkpoints: Checkpoints, folder: Path, signals: StopSignals
 
     def save(state: State) -> None:
         meta = {"step": taken, "model": dataclasses.asdict(run.assembly.config.model)}
-        meta |= {"rl": {"prompt": prompts.at, "version": version}}
+        meta |= {"rl": {**position, "version": version}}
         drafts = speculation.drafts.arrays() if speculation else {}
         checkpoints.save(taken, update.to_canonical(state), meta, drafts)
 
+    def mode_of(phase: Callable[[str], None]) -> Alternate | Overlap | Periodic:
+        if rl.mode == "periodic":
+            return Periodic(rl, run.recipe, update, sampler, collector, rewards, learner, prompts, run.rows)
+        if rl.mode == "alternate":
+            return Alternate(sampler, collector, learner, prompts, config.run.seed, phase)
+        sides, again = (sampler, collector, rewards, learner, prompts), position.get("again", ())
+        return Overlap(rl, *sides, slots=slots, steps=steps - taken, again=again, seed=config.run.seed)
+
     code = 0
     try:
-        with RlProgress(taken, steps) as progress:
+        with RlProgress(taken, steps) as progress, closing(mode_of(progress.phase)) as mode:
             run.rewards.warm()
             signals.wait_for_step = True
-            mode: Alternate | Periodic
-            if rl.mode == "periodic":
-                mode = Periodic(rl, run.recipe, update, sampler, collector, rewards, learner, prompts, run.rows)
-            else:
-                mode = Alternate(sampler, collector, learner, prompts, config.run.seed, progress.phase)
             while taken < steps and signals.caught is None:
                 step, begun = taken + 1, time.perf_counter()
-                before = prompts.at, prompts.skipped
+                skipped = prompts.skipped
                 if speculation:
                     speculation.begin(state.params, step)
                 try:
                     stepped = mode.step(state, step, version)
                 except Mismatch as mismatch:
                     progress.say(f"step {step}: {mismatch}; the state before it is saved")
-                    prompts.at, code = before[0], 1
+                    code = 1
                     break
                 state, collected, found = stepped.state, stepped.collected, stepped.metrics
                 if not found.finite and not config.train.skip_nonfinite:
@@ -263,8 +271,9 @@ def _run(run: _Run, checkpoints: Checkpoints, folder: Path, signals: StopSignals
                         f"step {step} is not finite: {update.first_nonfinite(found)}; the state before it is saved. "
                         "Lower train.learning_rate, or set train.skip_nonfinite=true to skip such steps"
                     )
-                    prompts.at, code = before[0], 1
+                    code = 1
                     break
+                position = stepped.position
                 version += rl.minibatches * rl.epochs
                 drafted = speculation.commit() if speculation else {}
                 ended = time.perf_counter()
@@ -275,7 +284,7 @@ def _run(run: _Run, checkpoints: Checkpoints, folder: Path, signals: StopSignals
                     **drafted,
                     "tokens": collected.tokens,
                     "tokens_per_s": collected.tokens / max(collected.sample_seconds, 1e-9),
-                    "prompts_skipped": prompts.skipped - before[1],
+                    "prompts_skipped": prompts.skipped - skipped,
                     "reshard_bytes": carrier.moved_bytes,
                     "reshard_changed": carrier.changed,
                     "reshard_seconds": carrier.seconds,

@@ -55,6 +55,11 @@ class PromptStream:
         self._max_tokens = max_tokens
         self.at, self.skipped = at, 0
 
+    def again(self, number: int) -> Asked:
+        """A prompt that was taken before."""
+        prompt = self._prompts[number]
+        return Asked(number, prompt, encode_prompt(prompt, self._tokenizer, self._begin))
+
     def take(self, count: int) -> list[Asked]:
         """The next prompts.
 

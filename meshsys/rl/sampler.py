@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from meshsys.assemble import Assembly
 from meshsys.reshard import Mode, Resharder, plan_reshard
 from meshsys.sharding import canonical_specs, named, placed
-from models.generation import Generator, Piece, Request
+from models.generation import Generation, Generator, Piece, Request
 from schedules.program import compiler_options
 
 __all__ = ["Carrier", "OnSameDevices", "Sampler", "sampling_form"]
@@ -104,6 +104,11 @@ class Sampler:
         else:
             self._generator.update(carried)
         self.version = version
+
+    def start(self, requests: Sequence[Request], every: int, room: tuple[int, int]) -> Generation:
+        """Begins to sample what others are added to; see `Generator.start`."""
+        assert self._generator is not None, "update comes first"
+        return self._generator.start(requests, every=every, room=room)
 
     def sample(self, requests: Sequence[Request]) -> Iterator[Piece]:
         """The responses' tokens as they come, of the policy of `version`."""

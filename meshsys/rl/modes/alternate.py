@@ -54,7 +54,7 @@ class Alternate:
         begun = time.perf_counter()
         order = np.random.default_rng((self._seed, step))
         state, learned, metrics = self._learner.learn(state, collected.rollouts, collected.score_N, order)
-        return Stepped(state, collected, learned, metrics, time.perf_counter() - begun)
+        return Stepped(state, collected, learned, metrics, time.perf_counter() - begun, {"prompt": self._prompts.at})
 
     def close(self) -> None:
         """There is nothing to end."""

@@ -20,6 +20,7 @@ from meshsys.rl.config import RlConfig
 from meshsys.rl.learn import Learner
 from meshsys.rl.modes.accumulation import Accumulation
 from meshsys.rl.modes.shared_rewards import SharedRewards
+from meshsys.rl.modes.staleness import staleness
 from meshsys.rl.modes.stepped import Stepped
 from meshsys.rl.prompts import Asked, PromptStream
 from meshsys.rl.rewards import Scores, Ticket
@@ -81,8 +82,13 @@ class Periodic:
         state, learned, metrics = accumulation.finish()
         ended = time.perf_counter()
         collected = self._collector.collected(rollouts, scores, sampling.seconds)
-        record = {"trainer_wait_seconds": waited, "sampler_wait_seconds": ended - sampling.ended}
-        return Stepped(state, collected, learned, metrics, trained + ended - begun, record)
+        position, train_seconds = {"prompt": self._prompts.at}, trained + ended - begun
+        record = {
+            **staleness(rollouts, version, 1),
+            "trainer_wait_seconds": waited,
+            "sampler_wait_seconds": ended - sampling.ended,
+        }
+        return Stepped(state, collected, learned, metrics, train_seconds, position, record)
 
     def close(self) -> None:
         """Nothing goes on after a step."""

@@ -21,6 +21,8 @@ class Stepped:
         learned: what its record says of the updates; `metrics` are the last one's.
         train_seconds: that updates took.
         record: what else its record says.
+        position: where the run stands among the prompts after it, for a checkpoint: `prompt`, the next new one, and
+            `again`, those whose responses no step has learned from yet.
     """
 
     state: State
@@ -28,4 +30,5 @@ class Stepped:
     learned: dict[str, float]
     metrics: Metrics
     train_seconds: float
+    position: dict[str, Any]
     record: dict[str, Any] = field(default_factory=dict)

@@ -98,11 +98,50 @@ def test_a_periodic_run_goes_on_to_the_bit(tmp_path: Path) -> None:
         np.testing.assert_array_equal(ours, theirs)
 
 
+def test_overlap_counts_and_bounds_staleness(tmp_path: Path) -> None:
+    """And a second run makes the same of its seed, whatever its rewards take."""
+    changes = {
+        "rl__mode": "overlap",
+        "rl__max_response_tokens": 24,
+        "train__steps": 4,
+        "rl__rewards": [{"kind": f"{OWN}:slow", "options": {"seconds": 0.02}}],
+    }
+    records, params = run(tmp_path / "run", **changes)
+    assert [one["policy_version"] for one in records] == [1, 2, 3, 4]
+    assert records[0]["staleness_max"] == 0 and records[1]["staleness_mean"] == 1
+    assert 1 < records[3]["staleness_mean"] <= records[3]["staleness_max"] == 2
+    assert sum(one["carried_tokens"] for one in records) > 0
+    quick = {"rl__rewards": [{"kind": f"{OWN}:share_of_low", "name": "slow"}]}
+    again, same_params = run(tmp_path / "again", **changes | quick)
+    for name in ("reward_mean", "tokens", "staleness_mean", "carried_tokens", "dropped_responses", "grad_norm"):
+        assert [one[name] for one in again] == [one[name] for one in records], name
+    for ours, theirs in zip(params, same_params, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.slow
+def test_overlap_drops_what_grows_too_old_and_asks_lost_prompts_again(tmp_path: Path) -> None:
+    changes = {"rl__mode": "overlap", "rl__max_staleness": 1, "rl__max_response_tokens": 24, "rl__transcripts": 12}
+    run(tmp_path / "run", train__steps=2, **changes)
+    records, _ = run(tmp_path / "run", train__steps=5, **changes)
+    assert [one["step"] for one in records] == [1, 2, 3, 4, 5]
+    assert max(one["staleness_max"] for one in records) == 1
+    assert sum(one["dropped_responses"] for one in records) > 0
+    assert all(one["carried_tokens"] == 0 for one in records)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
+    asked = [line["prompt_id"] for line in lines]
+    assert all(asked.count(name) == 3 for name in asked)
+    early = {int(name.rpartition("/")[2]) for name in asked}
+    assert early >= set(range(8))  # the first ones of the stream are not lost at the resumption
+
+
 WRONG = [
     ({"rl.mode": "periodic", "mesh.topology": "2"}, "rl.mode=periodic samples on devices that do not train"),
     ({"rl.mode": "periodic", "rl.epochs": 2}, "rl.epochs=2, but rl.mode=periodic"),
     ({"rl.mode": "periodic", "rl.algorithm": {"name": "dapo"}}, "set rl.algorithm.dynamic_sampling=false"),
     ({"rl.mode": "periodic", "rl.algorithm": {"name": "reinforce_plus_plus"}}, "compares all responses of a step"),
+    ({"rl.mode": "overlap", "rl.algorithm": {"name": "grpo", "importance": {"mode": "none"}}}, "older policies"),
+    ({"rl.mode": "overlap", "rl.sampling.tolerance": 0.1}, "rl.sampling.tolerance=0.1 does not go with"),
     ({"rl.mode": "periodic", "rl.sampling.axes": {"data": 3}}, "is not the 2 devices that do not train"),
 ]
 
