@@ -225,6 +225,48 @@ def test_a_cancelled_request_makes_room():
     assert all(np.array_equal(found[number], whole[number].tokens) for number in (1, 2, 4, 5))
 
 
+def test_added_requests_are_as_from_the_beginning():
+    whole = generator(2).generate(REQUESTS)
+    generation = generator(2).start(REQUESTS[:2], every=4, room=(33, 20))
+    found: dict[int, list[int]] = {number: [] for number in range(len(REQUESTS))}
+    left = list(REQUESTS[2:])
+    while pieces := generation.advance():
+        for piece in pieces:
+            found[piece.request].extend(piece.tokens.tolist())
+        if left:
+            assert generation.add([left.pop(0)]) == [len(REQUESTS) - len(left) - 1]
+    assert all(np.array_equal(found[number], made.tokens) for number, made in enumerate(whole))
+    with pytest.raises(ValueError, match="a prompt of 900 tokens and 1 new ones need more room"):
+        generation.add([Request(prompt=prompt_of(900), max_tokens=1)])
+
+
+def test_a_sequence_goes_on_with_other_parameters():
+    """Of the newer ones are the tokens after the change, by keys and values that older ones made."""
+    decoder, params, _ = model()
+    other = jax.tree.map(lambda leaf: 0.9 * leaf, params)
+    mine = Generator(decoder, params, slots=1, chunk=8, compiler_options=QUICK)
+    request = Request(prompt=prompt_of(5), max_tokens=10, temperature=1.0, seed=3)
+    generation = mine.start([request], every=4)
+    pieces = generation.advance()
+    mine.update(other)
+    while new := generation.advance():
+        pieces += new
+    tokens = np.concatenate([piece.tokens for piece in pieces])
+    log_probs = np.concatenate([piece.log_probs for piece in pieces])
+    form = DecodingForm(decoder, True)
+    cache, want = empty_cache(decoder.config, 1, 32), []
+    with weights_first(True):
+        for place, token in enumerate([*request.ids, *tokens[:-1]]):
+            own = params if place < len(request.ids) - 1 + 4 else other
+            held = Generator(decoder, own, slots=1, compiler_options=QUICK)._params
+            one = np.ones((1,), np.int32)
+            x_B1D, cache = extend(form, held, cache, np.full((1, 1), token, np.int32), one)
+            logits_BV = decoder.logits(form.read_shared(held["shared"]), x_B1D)[:, 0]
+            want.append(jax.nn.log_softmax(logits_BV[0]))
+    picked = [float(row[token]) for row, token in zip(want[len(request.ids) - 1 :], tokens, strict=True)]
+    np.testing.assert_allclose(log_probs, picked, atol=2e-5)
+
+
 def test_nothing_to_do():
     assert generator().generate([]) == []
 
