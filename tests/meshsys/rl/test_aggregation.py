@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshsys.rl.aggregation import AGGREGATIONS, token_weights
+from meshsys.rl.aggregation import AGGREGATIONS, divisor, token_weights
 
 LENGTHS = (5, 1, 3, 0)
 MOST = 7
@@ -47,3 +47,13 @@ def test_padding_changes_no_weight(aggregation: str) -> None:
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_a_batch_of_nothing_weighs_nothing(aggregation: str) -> None:
     np.testing.assert_array_equal(token_weights(aggregation, np.zeros((2, 3), bool), MOST), np.zeros((2, 3)))
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_weights_of_parts_are_those_of_the_whole_by_the_sum_of_divisors(aggregation: str) -> None:
+    mask = np.arange(7) < np.array([3, 7, 1, 0, 5, 2])[:, None]
+    parts = [mask[:1], mask[1:4], mask[4:]]
+    divisors = [divisor(aggregation, part) for part in parts]
+    found = [token_weights(aggregation, part, 7) * by for part, by in zip(parts, divisors, strict=True)]
+    assert divisors == ([3, 8, 7] if aggregation == "token_mean" else [1, 2, 2])
+    np.testing.assert_allclose(np.concatenate(found) / sum(divisors), token_weights(aggregation, mask, 7), rtol=1e-12)

@@ -15,6 +15,9 @@ from meshsys.checkpoint import restore_params
 from meshsys.config import Config
 from meshsys.errors import ConfigError
 from meshsys.rl.loop import run_rl
+from meshsys.rl.modes.staleness import staleness
+from meshsys.rl.prompt import Prompt
+from meshsys.rl.rollouts import Rollout
 from models.decoder import Decoder
 
 OWN = "python:tests.meshsys.rl.mode_rewards"
@@ -133,6 +136,15 @@ def test_overlap_drops_what_grows_too_old_and_asks_lost_prompts_again(tmp_path: 
     assert all(asked.count(name) == 3 for name in asked)
     early = {int(name.rpartition("/")[2]) for name in asked}
     assert early >= set(range(8))  # the first ones of the stream are not lost at the resumption
+
+
+def test_staleness_is_counted_by_token() -> None:
+    def rollout(*versions: int) -> Rollout:
+        few = np.zeros(len(versions), np.float32)
+        return Rollout(Prompt("", ""), few[:1], few, few, np.array(versions, np.int32), 0, 0, True)  # type: ignore
+
+    found = staleness([rollout(2, 4, 4), rollout(6), rollout(2, 2, 4, 6)], 6, 2)
+    assert found == {"staleness_mean": (2 + 1 + 1 + 0 + 2 + 2 + 1 + 0) / 8, "staleness_max": 2, "carried_tokens": 4}
 
 
 WRONG = [
