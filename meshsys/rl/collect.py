@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from meshsys.data.tokenizers import Tokenizer
 from meshsys.rl.advantages import zero_variance_groups
 from meshsys.rl.config import RlConfig
+from meshsys.rl.games import Games
 from meshsys.rl.prompt import Prompt
 from meshsys.rl.prompts import Asked, PromptStream
 from meshsys.rl.rewards import Scores, Ticket
@@ -69,6 +71,7 @@ class Collector:
         refills: whether groups whose rollouts are all worth the same are replaced by others.
         seed: of the run; a step's randomness follows from it and the step.
         speculation: where responses begin as drafts do.
+        games: what plays with an environment; None for one response to each prompt.
     """
 
     def __init__(
@@ -81,10 +84,11 @@ class Collector:
         refills: bool,
         seed: int,
         speculation: Speculation | None = None,
+        games: Games | None = None,
     ):
         self._config, self._sampler, self._rewards, self._tokenizer = config, sampler, rewards, tokenizer
         self._stop_ids = tuple(sorted(tokenizer.stop_ids))
-        self._refills, self._seed, self._speculation = refills, seed, speculation
+        self._refills, self._seed, self._speculation, self._games = refills, seed, speculation, games
 
     def collect(self, prompts: PromptStream, step: int) -> Collected:
         """A step's rollouts.
@@ -115,7 +119,7 @@ class Collector:
 
     def submit(self, rollouts: Sequence[Rollout]) -> Ticket:
         """Begins to score responses."""
-        return self._rewards.submit([(one.prompt, self.text(one)) for one in rollouts])
+        return self._rewards.submit([(_judged(one), self.text(one)) for one in rollouts])
 
     def requests(self, asked: Sequence[Asked], step: int) -> list[Request]:
         """For the responses to prompts, by group and by sample within it.
@@ -123,29 +127,35 @@ class Collector:
         Args:
             step: their randomness follows from it, the prompts' numbers and the samples'.
         """
-        config = self._config
-        seed = int(np.random.SeedSequence((self._seed, step)).generate_state(1)[0])
-        how, samples = config.sampling, config.samples_per_prompt
-        return [
-            Request(
-                prompt=one.ids,
-                max_tokens=config.max_response_tokens,
-                temperature=how.temperature,
-                top_k=how.top_k,
-                top_p=how.top_p,
-                min_p=how.min_p,
-                stop_ids=self._stop_ids,
-                seed=seed,
-                prompt_number=one.number,
-                sample=sample,
-            )
-            for one in asked
-            for sample in range(samples)
-        ]
+        longest, samples = self._config.max_response_tokens, self._config.samples_per_prompt
+        return [self._request(step, one, sample, one.ids, longest) for one in asked for sample in range(samples)]
+
+    def _request(
+        self, step: int, asked: Asked, sample: int, context: Sequence[int] | NDArray, max_tokens: int
+    ) -> Request:
+        how = self._config.sampling
+        return Request(
+            prompt=context,
+            max_tokens=max_tokens,
+            temperature=how.temperature,
+            top_k=how.top_k,
+            top_p=how.top_p,
+            min_p=how.min_p,
+            stop_ids=self._stop_ids,
+            seed=int(np.random.SeedSequence((self._seed, step)).generate_state(1)[0]),
+            prompt_number=asked.number,
+            sample=sample,
+        )
 
     def groups(self, asked: Sequence[Asked], step: int) -> Iterator[tuple[int, list[Rollout]]]:
-        """The responses to each prompt, with its place among them, as soon as all of them are sampled."""
-        requests, samples = self.requests(asked, step), self._config.samples_per_prompt
+        """The responses to each prompt, with its place among them, as soon as all of them are sampled; games are
+        played together, and end so."""
+        samples = self._config.samples_per_prompt
+        if self._games is not None:
+            games = self._games.play(asked, samples, self._sampler, partial(self._request, step))
+            yield from ((group, games[group * samples : (group + 1) * samples]) for group in range(len(asked)))
+            return
+        requests = self.requests(asked, step)
         pieces: list[list[Piece]] = [[] for _ in requests]
         left = [samples] * len(asked)
         rollouts: list[Rollout] = [None] * len(requests)  # type: ignore[list-item]
@@ -182,8 +192,9 @@ class Collector:
         )
 
     def text(self, rollout: Rollout) -> str:
-        """The response, without the token that ended it."""
-        return self._tokenizer.decode(rollout.tokens[: len(rollout.tokens) - rollout.has_stopped])
+        """The response, without the token that ended it; of a game, what both sides wrote."""
+        ends = rollout.tokens[-1:].tolist()
+        return self._tokenizer.decode(rollout.tokens[: -1 if ends and ends[0] in self._stop_ids else None])
 
     def collected(
         self,
@@ -205,10 +216,15 @@ class Collector:
             timeouts=sum(one.timeouts for one in scores),
             crashes=sum(one.crashes for one in scores),
             failure=next((failure.message for one in scores for failure in one.failures), None),
-            tokens=sum(len(one.tokens) for one in rollouts),
+            tokens=sum(int(one.trained.sum()) for one in rollouts),
             sample_seconds=sample_seconds,
             reward_seconds=reward_seconds,
         )
+
+
+def _judged(rollout: Rollout) -> Prompt:
+    """What rewards judge a rollout by, besides its text."""
+    return replace(rollout.prompt, earned=rollout.game.reward) if rollout.game else rollout.prompt
 
 
 def _groups(collected: Collected) -> set[int]:

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from meshsys.config_file import INT32_MAX, Count, FromList, Section
 from meshsys.rl.algorithm_config import AlgorithmConfig
+from meshsys.rl.environments.config import EnvironmentConfig
 from meshsys.rl.rewards.config import RewardConfig, RewardPoolConfig
 from meshsys.rl.speculative.config import SpeculativeConfig
 from meshsys.rl.tasks.config import TaskConfig
@@ -62,6 +63,7 @@ class RlConfig(Section):
         max_staleness: with `overlap`, the most steps between the policy that draws a token and the one that learns from
             it; null means 2.
         tasks: where prompts come from.
+        environment: what answers to the policy in turns; null for one response to each prompt.
         rewards: what responses are worth: a sum.
         reward_pool: the processes that compute rewards.
         algorithm: how the policy learns.
@@ -72,7 +74,7 @@ class RlConfig(Section):
         prompts_per_step: prompts that a step samples responses to.
         samples_per_prompt: responses to each: a group.
         max_prompt_tokens: longer prompts are left out.
-        max_response_tokens: where a response is cut off.
+        max_response_tokens: where a response is cut off; of a game, all tokens from the first action on.
         minibatches: parts of a step's responses, each an optimizer step.
         epochs: how often a step's responses are learned from.
         refills: how often a step samples more prompts in place of those whose responses are all worth the same, where
@@ -83,6 +85,7 @@ class RlConfig(Section):
     mode: Literal["alternate", "periodic", "overlap"] = "alternate"
     max_staleness: Count | None = None
     tasks: Annotated[tuple[TaskConfig, ...], FromList, Field(min_length=1)]
+    environment: EnvironmentConfig | None = None
     rewards: Annotated[tuple[RewardConfig, ...], FromList, Field(min_length=1)] = (RewardConfig(),)
     reward_pool: RewardPoolConfig = Field(default_factory=RewardPoolConfig)
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
@@ -97,6 +100,22 @@ class RlConfig(Section):
     epochs: Count = 1
     refills: int = Field(default=8, ge=0, le=INT32_MAX)
     transcripts: int = Field(default=4, ge=0, le=INT32_MAX)
+
+    @model_validator(mode="after")
+    def _games_are_not_responses(self) -> Self:
+        if self.environment is None:
+            return self
+        if any(reward.kind == "task" and reward.extract for reward in self.rewards):
+            raise ValueError(
+                "rl.rewards has an extract for kind=task, which is the environment's own reward with rl.environment; "
+                "leave it out, or set rl.environment.options.extract if the environment has that"
+            )
+        if self.speculative.mode != "off":
+            raise ValueError(
+                f"rl.speculative.mode={self.speculative.mode} drafts single responses, and rl.environment plays in "
+                "turns; leave one of them out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _staleness_is_of_overlap(self) -> Self:

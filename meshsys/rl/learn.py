@@ -134,8 +134,8 @@ class Learner:
             }
         if self._reference is not None:
             reference_NT = self._scores(self._reference, rollouts)
-        lengths_N = mask_NT.sum(1)
         if recipe.overlong_buffer:
+            lengths_N = RolloutRows(rollouts, *self._sizes).lengths_N
             penalty_N = overlong_penalty(lengths_N, self._config.max_response_tokens, recipe.overlong_buffer)
             score_N, record["overlong_penalty"] = score_N + penalty_N, float(penalty_N.mean())
         token_reward_NT = None

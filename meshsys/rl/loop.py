@@ -31,6 +31,8 @@ from meshsys.report import write_report
 from meshsys.rl.algorithm_config import Recipe
 from meshsys.rl.collect import Collected, Collector
 from meshsys.rl.config import RlConfig
+from meshsys.rl.environments import environment_maker
+from meshsys.rl.games import Games, record_of_games
 from meshsys.rl.learn import Learner, Mismatch, rows_of_an_update
 from meshsys.rl.modes.alternate import Alternate
 from meshsys.rl.modes.checks import check_mode
@@ -95,6 +97,7 @@ class _Run:
     rewards: RewardPool
     rows: int
     speculation: Speculation | None
+    games: Games | None
 
 
 def _prepared(config: Config, rl: RlConfig, topology: Topology) -> _Run:
@@ -128,19 +131,35 @@ def _prepared(config: Config, rl: RlConfig, topology: Topology) -> _Run:
     mesh = make_mesh(assembly.placement)
     sampling_mesh = _sampling_mesh(rl, topology, mesh)
     prompts = open_tasks(rl.tasks, config.run.seed, chat=assembly.tokenizer.chat is not None)
-    _prompt_stream(prompts, assembly, rl).take(1)  # what no prompt fits into is refused before anything is written
+    games = _games(rl, assembly)
+    # What no prompt fits into is refused before anything is written.
+    _prompt_stream(prompts, assembly, rl, games).take(1)
     update = PolicyUpdate(assembly, mesh, recipe.policy_loss, sampling)
-    rewards = RewardPool(rl.rewards, rl.reward_pool, scorers=prompts.scorers)
+    rewards = RewardPool(rl.rewards, rl.reward_pool, scorers=() if games else prompts.scorers)
     drafts = speculation_of(rl, prompts, update, rows, config.run.seed)
-    return _Run(config, rl, assembly, recipe, update, sampling_mesh, prompts, rewards, rows, drafts)
+    return _Run(config, rl, assembly, recipe, update, sampling_mesh, prompts, rewards, rows, drafts, games)
 
 
-def _prompt_stream(prompts: Mixture, assembly: Assembly, rl: RlConfig, at: int = 0) -> PromptStream:
-    """The run's prompts from a place on; a text for a model that is new begins as a document does."""
+def _prompt_stream(
+    prompts: Mixture, assembly: Assembly, rl: RlConfig, games: Games | None, at: int = 0
+) -> PromptStream:
+    """The run's prompts from a place on."""
+    opening = games.opening if games else None
+    return PromptStream(prompts, assembly.tokenizer, _begin(assembly), rl.max_prompt_tokens, at, opening)
+
+
+def _begin(assembly: Assembly) -> tuple[int, ...]:
+    """The tokens that a text begins with; for a model that is new, as a document does."""
     tokenizer = assembly.tokenizer
     start = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
-    begin = tokenizer.prompt_ids if assembly.config.model.pretrained else (start,)
-    return PromptStream(prompts, tokenizer, begin, rl.max_prompt_tokens, at)
+    return tokenizer.prompt_ids if assembly.config.model.pretrained else (start,)
+
+
+def _games(rl: RlConfig, assembly: Assembly) -> Games | None:
+    if rl.environment is None:
+        return None
+    make, begin = environment_maker(rl.environment), _begin(assembly)
+    return Games(rl.environment, make, assembly.tokenizer, begin, rl.max_prompt_tokens, rl.max_response_tokens)
 
 
 def _recipe(rl: RlConfig, context: int, dtype: str) -> Recipe:
@@ -214,7 +233,7 @@ def _run(run: _Run, checkpoints: Checkpoints, folder: Path, signals: StopSignals
     write_whole(folder / "plan.json", plan_of(run.assembly).to_json())
 
     tokenizer = run.assembly.tokenizer
-    prompts = _prompt_stream(run.prompts, run.assembly, rl, position["prompt"])
+    prompts = _prompt_stream(run.prompts, run.assembly, rl, run.games, position["prompt"])
     apart, slots = rl.mode != "alternate", rl.sampling.slots or rl.responses
     carrier = (
         Transfer(update, run.sampling_mesh)
@@ -231,6 +250,7 @@ def _run(run: _Run, checkpoints: Checkpoints, folder: Path, signals: StopSignals
         refills=refills,
         seed=config.run.seed,
         speculation=speculation,
+        games=run.games,
     )
     learner = Learner(rl, run.recipe, update, run.rows, reference)
     metrics, transcripts = MetricsWriter(folder, taken), TranscriptWriter(folder, taken, rl.transcripts)
@@ -280,6 +300,7 @@ def _run(run: _Run, checkpoints: Checkpoints, folder: Path, signals: StopSignals
                 record = {
                     "step": step,
                     **_of_rewards(collected),
+                    **record_of_games(collected.rollouts),
                     **stepped.learned,
                     **drafted,
                     "tokens": collected.tokens,

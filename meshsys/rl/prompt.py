@@ -21,6 +21,7 @@ class Prompt:
         entry: what else the task's scorer reads; anything that can be pickled.
         task: the task's name.
         scorer: the kind of reward that is the task's own.
+        earned: what an environment gave for the game that began with the prompt, in place of the scorer's reward.
     """
 
     id: str
@@ -30,3 +31,4 @@ class Prompt:
     entry: Any = None
     task: str = ""
     scorer: str = "exact_match"
+    earned: float | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,15 +44,24 @@ class PromptStream:
         begin: tokens that a plain text begins with.
         max_tokens: longer prompts are left out.
         at: the number of the first prompt.
+        opening: the tokens that the policy continues, where they are not the prompt's own.
 
     Attributes:
         at: the number of the next prompt.
         skipped: how many prompts were left out since the beginning, or the last resumption.
     """
 
-    def __init__(self, prompts: _Prompts, tokenizer: Tokenizer, begin: Sequence[int], max_tokens: int, at: int = 0):
-        self._prompts, self._tokenizer, self._begin = prompts, tokenizer, tuple(begin)
-        self._max_tokens = max_tokens
+    def __init__(
+        self,
+        prompts: _Prompts,
+        tokenizer: Tokenizer,
+        begin: Sequence[int],
+        max_tokens: int,
+        at: int = 0,
+        opening: Callable[[Prompt], NDArray[np.int32]] | None = None,
+    ):
+        self._prompts, self._max_tokens = prompts, max_tokens
+        self._opening = opening or (lambda prompt: encode_prompt(prompt, tokenizer, tuple(begin)))
         self.at, self.skipped = at, 0
 
     def again(self, number: int) -> Asked:
@@ -70,7 +79,7 @@ class PromptStream:
         in_a_row = 0
         while len(taken) < count:
             prompt = self._prompts[self.at]
-            ids = encode_prompt(prompt, self._tokenizer, self._begin)
+            ids = self._opening(prompt)
             self.at += 1
             if len(ids) <= self._max_tokens:
                 taken.append(Asked(self.at - 1, prompt, ids))

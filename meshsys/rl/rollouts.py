@@ -1,5 +1,8 @@
 """Sampled responses, and the rows that a program learns them from.
 
+The response to a prompt may be a game's whole transcript, with an environment's tokens among the policy's: they are in
+the row and attended to, and nothing is learned of them.
+
 Shapes: N responses, T tokens of a response, padded; R rows, S tokens of a row.
 """
 
@@ -15,21 +18,41 @@ from numpy.typing import NDArray
 from meshsys.rl.prompt import Prompt
 from models import Batch
 
-__all__ = ["Rollout", "RolloutRows"]
+__all__ = ["Game", "Rollout", "RolloutRows"]
+
+
+@dataclass(frozen=True, eq=False)
+class Game:
+    """A game in turns.
+
+    Attributes:
+        trained: bool [m], which tokens the policy chose.
+        turns: that it had.
+        reward: the environment's.
+        success: what the environment told of that; None for nothing.
+        error: what the environment raised; empty for nothing.
+    """
+
+    trained: NDArray[np.bool_]
+    turns: int
+    reward: float
+    success: bool | None = None
+    error: str = ""
 
 
 @dataclass(frozen=True, eq=False)
 class Rollout:
-    """One response to one prompt.
+    """One response to one prompt, or the game that began with it.
 
     Attributes:
         prompt: what was asked; `prompt_ids`, int32 [n], are its tokens.
-        tokens: int32 [m], the response with the token that ended it.
-        log_probs: float32 [m], of the distributions that they were drawn from.
+        tokens: int32 [m], the response with the token that ended it; of a game, all that follows its opening.
+        log_probs: float32 [m], of the distributions that they were drawn from; 0 for an environment's.
         versions: int32 [m], the policy's updates before each was drawn.
         group: the number of the prompt within its step; responses to one prompt share it.
         sample: the number within the group.
-        has_stopped: whether a token ended it, and not its length.
+        has_stopped: whether a token ended it, or its environment, and not its length.
+        game: what is known of a game; None for a single response.
     """
 
     prompt: Prompt
@@ -40,6 +63,12 @@ class Rollout:
     group: int
     sample: int
     has_stopped: bool
+    game: Game | None = None
+
+    @property
+    def trained(self) -> NDArray[np.bool_]:
+        """Which tokens the policy chose, [m]."""
+        return np.ones(self.tokens.shape, bool) if self.game is None else self.game.trained
 
 
 class RolloutRows:
@@ -65,14 +94,19 @@ class RolloutRows:
 
     @cached_property
     def mask_NT(self) -> NDArray[np.bool_]:
-        """Which tokens there are."""
-        return np.arange(self._tokens) < self._counts[1][:, None]
+        """Which tokens the policy chose."""
+        return self.padded("trained")
+
+    @property
+    def lengths_N(self) -> NDArray[np.int64]:
+        """Tokens of each response, an environment's too."""
+        return self._counts[1]
 
     def padded(self, name: str) -> NDArray:
         """A field of the rollouts that has a value for each token, [N, T] with zeros behind."""
         fields = [getattr(one, name) for one in self._rollouts]
         padded = np.zeros((len(fields), self._tokens), fields[0].dtype)
-        padded[self.mask_NT] = np.concatenate(fields)
+        padded[np.arange(self._tokens) < self.lengths_N[:, None]] = np.concatenate(fields)
         return padded
 
     @cached_property
@@ -88,14 +122,14 @@ class RolloutRows:
         return rows
 
     def to_tokens(self, values_RS: NDArray) -> NDArray[np.float64]:
-        """The other way, float64 [N, T]; NaN where there is no token."""
+        """The other way, float64 [N, T]; NaN where the policy chose none."""
         tokens = np.full(self.mask_NT.shape, np.nan)
         tokens[self.mask_NT] = values_RS[self._places]
         return tokens
 
     @cached_property
     def is_sampled_RS(self) -> NDArray[np.bool_]:
-        """Where targets are tokens of responses."""
+        """Where targets are tokens that the policy chose."""
         is_sampled = np.zeros(self._shape, bool)
         is_sampled[self._places] = True
         return is_sampled

@@ -16,11 +16,13 @@ class Step(NamedTuple):
         observation: what the policy sees next.
         reward: of this action; those of all actions are added up.
         done: there is no next action.
+        success: whether what the game is about has been achieved; None where that is not told.
     """
 
     observation: str
     reward: float
     done: bool
+    success: bool | None = None
 
 
 class Environment(Protocol):
@@ -30,4 +32,4 @@ class Environment(Protocol):
         """Begins a game, the same for equal prompts; the first observation."""
 
     def step(self, action: str) -> Step:
-        """Takes what the policy wrote."""
+        """Takes what the policy wrote; a tuple with or without the last of `Step` will do."""

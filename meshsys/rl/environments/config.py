@@ -20,13 +20,13 @@ class EnvironmentConfig(Section):
         kind: `rack`; or a class of your own, as `python:package.module:Class` or `python:file.py:Class`.
         options: keyword arguments of the class.
         max_turns: that the policy has.
-        max_tokens: of a transcript; one that reaches them gets no further turn.
+        max_action_tokens: where an action is cut off; null means at the end of the transcript.
     """
 
     kind: Text
     options: dict[str, Any] = Field(default_factory=dict)
     max_turns: Count = 16
-    max_tokens: Count = 4096
+    max_action_tokens: Count | None = None
 
     @field_validator("kind")
     @classmethod

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Sample", "play"]
 
-Sample = Callable[[list[list[int]]], Sequence[tuple[Sequence[int], Sequence[float]]]]
-"""From contexts, new tokens of each (with the stop token, if there is one) and their log-probabilities."""
+Sample = Callable[[list[int], list[list[int]]], Sequence[tuple[Sequence[int], Sequence[float]]]]
+"""From the numbers of games and their contexts, new tokens of each (with the stop token, if there is one) and their
+log-probabilities."""
 
 
 def play(
@@ -37,15 +38,16 @@ def play(
         make: a new environment, see `environment_maker`.
         sample: gives the contexts' new tokens, in their order.
         max_turns: of a game.
-        max_tokens: a transcript that has so many gets no further turn. What is sampled or observed is never cut.
+        max_tokens: a transcript that has so many from its first action on gets no further turn. What is sampled or
+            observed is never cut.
         prompt_ids: see `encode_prompt`.
     """
     turns = Turns(tokenizer, prompt_ids)
     games = [_Game(make(), Transcript(prompt), turns, max_turns, max_tokens) for prompt in prompts]
-    while going := [game for game in games if not game.transcript.ended]:
-        sampled = sample([list(game.transcript.tokens) for game in going])
-        for game, (tokens, log_probs) in zip(going, sampled, strict=True):
-            game.act(tokens, log_probs, tokenizer.decode(tokens))
+    while going := [number for number, game in enumerate(games) if not game.transcript.ended]:
+        sampled = sample(going, [list(games[number].transcript.tokens) for number in going])
+        for number, (tokens, log_probs) in zip(going, sampled, strict=True):
+            games[number].act(tokens, log_probs, tokenizer.decode(tokens))
     return [game.transcript for game in games]
 
 
@@ -62,17 +64,17 @@ class _Game:
             self._fail(error)
         else:
             transcript.observe(turns.first(transcript.prompt, observation))
-            self._end_if_full()
 
     def act(self, tokens: Sequence[int], log_probs: Sequence[float], text: str) -> None:
         transcript = self.transcript
         try:
-            observation, reward, done = self._environment.step(text)
+            observation, reward, done, *told = self._environment.step(text)
         except Exception as error:
             transcript.act(tokens, log_probs, text, 0.0)
             self._fail(error)
             return
         transcript.act(tokens, log_probs, text, float(reward))
+        transcript.success = told[0] if told else None
         if done:
             transcript.ended = "done"
         elif len(transcript.turns) >= self._max_turns:
@@ -80,13 +82,10 @@ class _Game:
         else:
             # Nothing is trained on what comes after the last action, so an observation that leaves no room stays out.
             seen = self._turns.next(transcript.prompt, tokens, observation)
-            self._end_if_full(len(seen))
-            if not transcript.ended:
+            if len(transcript.tokens) - transcript.opening + len(seen) >= self._max_tokens:
+                transcript.ended = "tokens"
+            else:
                 transcript.observe(seen)
-
-    def _end_if_full(self, more: int = 0) -> None:
-        if len(self.transcript.tokens) + more >= self._max_tokens:
-            self.transcript.ended = "tokens"
 
     def _fail(self, error: Exception) -> None:
         self.transcript.ended = "error"

@@ -42,6 +42,7 @@ class Transcript:
         turns: the actions.
         ended: why there are no more: the environment is `done`; no `turns` or `tokens` are left; the environment
             raised an `error`. Empty while the game goes on.
+        success: what the environment told of that; None for nothing.
         error: what the environment raised.
     """
 
@@ -51,12 +52,18 @@ class Transcript:
     log_probs: list[float] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     ended: Literal["", "done", "turns", "tokens", "error"] = ""
+    success: bool | None = None
     error: str = ""
 
     @property
     def reward(self) -> float:
         """The sum over turns."""
         return sum(turn.reward for turn in self.turns)
+
+    @property
+    def opening(self) -> int:
+        """Tokens before the first action."""
+        return self.turns[0].start if self.turns else len(self.tokens)
 
     def observe(self, tokens: Sequence[int]) -> None:
         """Adds what the policy sees."""

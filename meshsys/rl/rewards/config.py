@@ -12,7 +12,7 @@ from meshsys.rl.extract import pattern_problem
 __all__ = ["EXTRACTING", "KINDS", "RewardConfig", "RewardPoolConfig"]
 
 KINDS = {
-    "task": "the task's own",
+    "task": "the task's own, or the environment's",
     "exact_match": "1 where the answer is the prompt's",
     "gsm8k": "1 where the number after ####, or else the last one, is the prompt's",
     "math_verify": "1 where the answer is mathematically equal to the prompt's",

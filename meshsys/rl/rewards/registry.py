@@ -59,10 +59,12 @@ def _make(config: RewardConfig, scorers: Collection[str], said: str) -> Reward:
 
 
 def _of_the_tasks(config: RewardConfig, scorers: Collection[str], said: str) -> Reward:
-    """Asks the scorer that each prompt names."""
+    """Asks the scorer that each prompt names; a game has its environment's reward."""
     by_scorer = {scorer: _make(_as_a(scorer, config), (), said) for scorer in sorted(scorers)}
 
     def reward(prompt: Prompt, response: str) -> Any:
+        if prompt.earned is not None:
+            return prompt.earned
         scorer = prompt.scorer
         if scorer not in by_scorer:
             by_scorer[scorer] = _make(_as_a(scorer, config), (), said)

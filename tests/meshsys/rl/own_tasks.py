@@ -55,6 +55,19 @@ class Countdown:
         return Step(f"{self._left} left", self._reward, self._left == 0 or "stop" in action)
 
 
+class Ascii:
+    """An action is worth its share of ASCII; a game in which all was ASCII is a success."""
+
+    def reset(self, prompt: Prompt) -> str:
+        self._all = True
+        return prompt.text
+
+    def step(self, action: str) -> Step:
+        share = sum(letter.isascii() for letter in action) / max(len(action), 1)
+        self._all &= share == 1
+        return Step("more", share, False, self._all)
+
+
 class NoEnvironment:
     def reset(self, prompt: Prompt) -> str:
         return ""

@@ -29,7 +29,7 @@ class Script:
         self.left = [list(line) for line in lines]
         self.seen: list[list[list[int]]] = []
 
-    def __call__(self, contexts: list[list[int]]) -> list[tuple[list[int], list[float]]]:
+    def __call__(self, _: list[int], contexts: list[list[int]]) -> list[tuple[list[int], list[float]]]:
         self.seen.append([list(context) for context in contexts])
         said = [self.left[self.number(context)].pop(0) for context in contexts]
         return [(tokens, [-float(token) for token in tokens]) for tokens in said]
@@ -85,15 +85,14 @@ def test_transcripts_hold_what_was_said_and_seen():
     ("limits", "ended", "turns"),
     [
         ({"max_turns": 2, "max_tokens": 500}, "turns", 2),
-        ({"max_turns": 9, "max_tokens": 7}, "tokens", 0),  # `5 left` and a line break
-        ({"max_turns": 9, "max_tokens": 17}, "tokens", 1),
-        ({"max_turns": 9, "max_tokens": 18}, "tokens", 2),
+        ({"max_turns": 9, "max_tokens": 10}, "tokens", 1),
+        ({"max_turns": 9, "max_tokens": 11}, "tokens", 2),
         ({"max_turns": 9, "max_tokens": 500}, "done", 5),
     ],
 )
 def test_limits(limits: dict, ended: str, turns: int):
-    def sample(contexts):
-        assert all(len(context) < limits["max_tokens"] for context in contexts)
+    def sample(_, contexts):
+        assert all(len(context) - len("5 left\n") < limits["max_tokens"] for context in contexts)
         return [([65, 66], [-1.0, -1.0]) for _ in contexts]
 
     (game,) = play(
@@ -108,7 +107,7 @@ def test_limits(limits: dict, ended: str, turns: int):
 
 
 def test_an_environment_that_raises_ends_its_game_only():
-    def sample(contexts):
+    def sample(_, contexts):
         return [(list(b"boom" if context[:1] == [50] else b"stop"), [0.0] * 4) for context in contexts]
 
     maker = environment_maker(EnvironmentConfig(kind=f"{OWN}:Countdown"))
@@ -152,7 +151,7 @@ def test_a_conversation_is_what_the_template_makes_of_it(smollm2: Path):
     replies = ["first move", "the second", "stop"]
     left = iter(replies)
 
-    def sample(contexts):
+    def sample(_, contexts):
         tokens = [*tokenizer.encode(next(left)).tolist(), stop]
         return [(tokens, [-1.0] * len(tokens))]
 
@@ -180,19 +179,19 @@ def test_racks_are_solved_in_turns():
 
     begun = [RackGame().reset(prompt).encode() for prompt in prompts]
 
-    def best(contexts):
-        games = [next(n for n, text in enumerate(begun) if bytes(context).startswith(text)) for context in contexts]
+    def best(games, contexts):
+        assert all(bytes(context).startswith(begun[n]) for n, context in zip(games, contexts, strict=True))
         said = [str(plans[game].pop(0)).encode() for game in games]
         return [(list(text), [0.0] * len(text)) for text in said]
 
     maker = environment_maker(EnvironmentConfig(kind="rack"))
     games = play(maker, prompts, best, Bytes(), max_turns=20, max_tokens=9999)
-    assert [(game.reward, game.ended) for game in games] == [(1.0, "done")] * 6
+    assert [(game.reward, game.ended, game.success) for game in games] == [(1.0, "done", True)] * 6
     assert [len(game.turns) for game in games] == [prompt.entry["optimal"] for prompt in prompts]
     lost = play(
-        maker, prompts, lambda contexts: [([65], [0.0])] * len(contexts), Bytes(), max_turns=20, max_tokens=9999
+        maker, prompts, lambda _, contexts: [([65], [0.0])] * len(contexts), Bytes(), max_turns=20, max_tokens=9999
     )
-    assert [(game.reward, game.ended, len(game.turns)) for game in lost] == [(0.0, "done", 1)] * 6
+    assert [(game.reward, game.ended, game.success, len(game.turns)) for game in lost] == [(0.0, "done", False, 1)] * 6
 
 
 @pytest.mark.parametrize(

@@ -174,19 +174,19 @@ def test_a_game():
     assert (seen.reward, seen.done) == (0.0, False)
     assert seen.observation.splitlines()[1].split() == ["0", ".", "A", "B"]
     game.step("0,1 -> 1,0")
-    assert game.step("0,2 -> 1,1 and then 0,0 -> 1,1") == ("The rack is in order.", 1.0, True)
+    assert game.step("0,2 -> 1,1 and then 0,0 -> 1,1") == ("The rack is in order.", 1.0, True, True)
 
 
 def test_moves_that_are_not_allowed():
     strict, lenient = RackGame(), RackGame(illegal_cost=0.25, patience=3.0)
     strict.reset(PROMPT)
-    assert strict.step("0,0 -> 1,1") == ("The game ends: cell 1,1 is not empty.", 0.0, True)
+    assert strict.step("0,0 -> 1,1") == ("The game ends: cell 1,1 is not empty.", 0.0, True, False)
     lenient.reset(PROMPT)
     first = lenient.step("what?")
     assert (first.reward, first.done) == (-0.25, False) and "Not allowed: that is no move" in first.observation
-    assert lenient.step("0,0 -> 1,2") == ("The rack is in order.", 0.5, True)
+    assert lenient.step("0,0 -> 1,2") == ("The rack is in order.", 0.5, True, True)
     lenient.reset(PROMPT)
-    assert [lenient.step("1,0 -> 1,1")[1:] for _ in range(3)] == [(-0.25, False), (-0.25, False), (-0.25, True)]
+    assert [lenient.step("1,0 -> 1,1")[1:3] for _ in range(3)] == [(-0.25, False), (-0.25, False), (-0.25, True)]
 
 
 def test_what_is_read_of_an_action():

@@ -55,14 +55,14 @@ class RackGame:
         if problem is None:
             self._state = rack.moved(self._state, moves[0])
         elif self._illegal_cost is None:
-            return Step(f"The game ends: {problem}.", self._worth(), True)
+            return Step(f"The game ends: {problem}.", self._worth(), True, False)
         else:
             cost = self._illegal_cost
         ordered = not rack.misplaced(self._state)
         if ordered or self._moves >= self._patience * self._instance.optimal:
-            return Step("The rack is in order." if ordered else "The game ends.", self._worth() - cost, True)
+            return Step("The rack is in order." if ordered else "The game ends.", self._worth() - cost, True, ordered)
         said = "" if problem is None else f"Not allowed: {problem}.\n"
-        return Step(f"{said}{rack.text(self._state)}", -cost, False)
+        return Step(f"{said}{rack.text(self._state)}", -cost, False, False)
 
     def _worth(self) -> float:
         return _worth(self._instance, self._state, self._moves, self._partial)
