@@ -291,6 +291,14 @@ class Config(Section):
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     rl: RlConfig | None = None
 
+    @model_validator(mode="after")
+    def _value_heads_are_not_asked_for(self) -> Self:
+        if self.model.value_head:
+            raise ValueError(
+                "model.value_head=true is what `meshsys rl` sets where rl.algorithm.name=ppo needs it; leave it out"
+            )
+        return self
+
     @property
     def run_dir(self) -> Path:
         """The run's folder: `run.dir`, or `runs/NAME`; relative to the working directory."""

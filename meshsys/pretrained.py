@@ -16,7 +16,7 @@ from models.pretrained import PretrainedError, WeightSource, base_of, open_pretr
 __all__ = ["open_model", "with_pretrained"]
 
 # What a run decides for itself, whatever the file says.
-_OWN = ("dtype", "param_dtype", "dropout", "lora", "pretrained")
+_OWN = ("dtype", "param_dtype", "dropout", "lora", "value_head", "pretrained")
 _OWN_MOE = ("aux_loss", "z_loss", "bias_rate", "capacity_factor")
 
 

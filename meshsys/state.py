@@ -19,7 +19,7 @@ from meshsys.errors import ConfigError
 from meshsys.optimizer import learning_rate, make_optimizer
 from meshsys.pretrained import open_model
 from meshsys.sharding import BATCH_AXES, KEPT_AXES, canonical_specs, named, training_specs
-from models.parameters import LORA_PARAMETERS
+from models.parameters import LORA_PARAMETERS, VALUE_HEAD
 from models.pretrained import PretrainedError, fill
 from schedules.collectives import is_spec
 
@@ -110,7 +110,7 @@ class StateForms:
 
         def leaf(path: tuple, shape: jax.ShapeDtypeStruct) -> jax.Array | None:
             name = ".".join(part.key for part in path)
-            if name.endswith(LORA_PARAMETERS) and source.config.lora is None:
+            if name.endswith(LORA_PARAMETERS) and source.config.lora is None or name.endswith(f".{VALUE_HEAD}"):
                 return None
             layers = self._layout.part(path[1].key).table if path[0].key == "layers" else None
             return fill(source, name, shape, layers)

@@ -211,7 +211,8 @@ class ModelConfig:
         scale_embeddings: multiply embeddings by the square root of `d_model` (Gemma).
         latent: latent attention, in place of grouped-query attention.
         moe: mixture of experts, in place of the feed-forward network.
-        lora: low-rank updates, the only parameters that train then.
+        lora: low-rank updates, the only parameters that train then, but for a value head.
+        value_head: a vector beside the output layer that tells what a policy may expect, `Decoder.values`.
         pretrained: a folder or file to take the architecture, the parameters at step 0 and the tokenizer from.
     """
 
@@ -247,6 +248,7 @@ class ModelConfig:
     latent: LatentAttention | None = None
     moe: MoeConfig | None = None
     lora: LoraConfig | None = None
+    value_head: bool = False
     pretrained: str = ""
 
     def __post_init__(self) -> None:

@@ -30,10 +30,10 @@ from models.kv_cache import LayerCache
 from models.layers import Attention, Mlp, RmsNorm, Seen
 from models.moe import Moe
 from models.parallel import WHOLE, ManualAxes
-from models.parameters import parameter
+from models.parameters import VALUE_HEAD, parameter
 from models.products import product
 from models.rotary import Rotary, rotary_table
-from models.sampling import SOFTMAX, Sampling, log_probs
+from models.sampling import SOFTMAX, Sampling, entropy, log_probs
 
 __all__ = [
     "SAVEABLE_NAMES",
@@ -47,7 +47,7 @@ __all__ = [
 SAVEABLE_NAMES = ("query_proj", "key_proj", "value_proj", "context", "out_proj", "mlpwi_0", "mlpwi_1", "mlpwo")
 """What `pipeline.remat=names:...` can keep; the names are MaxText's."""
 
-_UNCAST = ("scale", "router", "router_bias")
+_UNCAST = ("scale", "router", "router_bias", VALUE_HEAD)
 
 PyTree = Any
 
@@ -163,6 +163,8 @@ class _Head(nn.Module):
         else:
             frozen = config.lora is not None
             table = jax.lax.stop_gradient(table_VD) if frozen else table_VD
+        if config.value_head:  # which `Decoder.values` reads; the last one, as keys are made of the order
+            parameter(self, VALUE_HEAD, nn.initializers.zeros_init(), (config.d_model,), ("embed",))
         transposed = table_VD is not None
         logits_BSV = product(x_BSD, table.astype(x_BSD.dtype), 1, transposed=transposed, out_dtype=jnp.float32)
         cap = config.logits_softcap
@@ -284,6 +286,19 @@ class Decoder:
     def log_probs(self, shared: PyTree, x_BSD: jax.Array, context: Context, sampling: Sampling = SOFTMAX) -> jax.Array:
         """The targets' log-probabilities, float32 [B, S], under the distributions that `sampling` draws from."""
         return log_probs(self.logits(shared, x_BSD), context.batch.targets, sampling)
+
+    def log_probs_and_entropy(
+        self, shared: PyTree, x_BSD: jax.Array, context: Context, sampling: Sampling = SOFTMAX
+    ) -> tuple[jax.Array, jax.Array]:
+        """`log_probs`, and the entropies of the distributions, float32 [B, S]."""
+        logits_BSV, targets_BS = self.logits(shared, x_BSD), context.batch.targets
+        return log_probs(logits_BSV, targets_BS, sampling), entropy(logits_BSV, targets_BS, sampling)
+
+    def values(self, shared: PyTree, x_BSD: jax.Array) -> jax.Array:
+        """What the policy may expect before each target, float32 [B, S]: the normalised stream times the value head,
+        which begins as zeros."""
+        x_BSD = _apply(RmsNorm(self.config), shared["head"]["norm"], x_BSD).astype(jnp.float32)
+        return jnp.einsum("bsd,d->bs", x_BSD, shared["head"][VALUE_HEAD].astype(jnp.float32), precision="highest")
 
     def _module(self, params: PyTree) -> _Layer:
         return self._layers["moe" if "moe" in params else "dense"]

@@ -1,6 +1,6 @@
 """Parameters of a module, and products with matrices that may have a low-rank update.
 
-With `ModelConfig.lora` every parameter but the updates is frozen: no gradient goes to it.
+With `ModelConfig.lora` every parameter but the updates and a value head is frozen: no gradient goes to it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ from models.config import ModelConfig
 from models.dropout import Noise
 from models.products import product
 
-__all__ = ["LORA_PARAMETERS", "parameter", "projected", "trains"]
+__all__ = ["LORA_PARAMETERS", "VALUE_HEAD", "parameter", "projected", "trains"]
 
 LORA_PARAMETERS = ("_lora_a", "_lora_b")
 """How the names of an update's two factors end."""
 
+VALUE_HEAD = "value_head"
+"""The name of the vector that `Decoder.values` multiplies by."""
+
 
 def trains(config: ModelConfig, name: str) -> bool:
     """Whether a parameter of this name (the last part of its path) has a gradient."""
-    return config.lora is None or name.endswith(LORA_PARAMETERS)
+    return config.lora is None or name.endswith((*LORA_PARAMETERS, VALUE_HEAD))
 
 
 def parameter(module: Any, name: str, init: Any, shape: tuple[int, ...], axes: tuple[str, ...]) -> jax.Array:

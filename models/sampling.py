@@ -24,6 +24,7 @@ __all__ = [
     "SOFTMAX",
     "Sampling",
     "Settings",
+    "entropy",
     "log_probs",
     "redraw",
     "sample",
@@ -129,12 +130,26 @@ def log_probs(logits_BSV: jax.Array, tokens_BS: jax.Array, sampling: Sampling) -
     A token that the distribution no longer keeps counts as one that it keeps, so that its log-probability stays finite
     while the policy moves on. Which tokens are kept has no gradient.
     """
+    logits_BSV = _scaled(logits_BSV, tokens_BS, sampling)
+    picked_BS = jnp.take_along_axis(logits_BSV, tokens_BS[..., None], axis=-1)[..., 0]
+    return picked_BS - jax.nn.logsumexp(logits_BSV, axis=-1)
+
+
+def entropy(logits_BSV: jax.Array, tokens_BS: jax.Array, sampling: Sampling) -> jax.Array:
+    """The entropy of each of the distributions of `log_probs`, in nats, float32 [B, S], differentiable alike."""
+    logits_BSV = _scaled(logits_BSV, tokens_BS, sampling)
+    finite_BSV = jnp.where(jnp.isfinite(logits_BSV), logits_BSV, 0.0)  # 0 times infinity would be NaN
+    mean_BS = jnp.sum(jax.nn.softmax(logits_BSV, axis=-1) * finite_BSV, -1)
+    return jax.nn.logsumexp(logits_BSV, axis=-1) - mean_BS
+
+
+def _scaled(logits_BSV: jax.Array, tokens_BS: jax.Array, sampling: Sampling) -> jax.Array:
+    """Logits of the distributions that tokens are drawn from."""
     if sampling.temperature:
         logits_BSV = logits_BSV / sampling.temperature if sampling.temperature != 1 else logits_BSV
         if sampling.truncates:
             logits_BSV = jnp.where(_kept(logits_BSV, tokens_BS, sampling), logits_BSV, -jnp.inf)
-    picked_BS = jnp.take_along_axis(logits_BSV, tokens_BS[..., None], axis=-1)[..., 0]
-    return picked_BS - jax.nn.logsumexp(logits_BSV, axis=-1)
+    return logits_BSV
 
 
 def redraw(

@@ -24,6 +24,7 @@ from meshsys.rl.overlong import overlong_penalty
 from meshsys.rl.policy import Learned, PolicyBatch
 from meshsys.rl.rollouts import Rollout, RolloutRows
 from meshsys.rl.update import PolicyUpdate, Sampled
+from meshsys.rl.values import ValueFields
 from meshsys.state import Metrics, State
 
 __all__ = ["Learner", "Mismatch", "Part", "rows_of_an_update", "told_of"]
@@ -45,13 +46,16 @@ class Part:
     importance_NT: Floats
     old_NT: Floats | None
     reference_NT: Floats | None
+    value_NT: Floats | None
+    return_NT: Floats | None
 
     def __getitem__(self, part: NDArray[np.intp]) -> Part:
         def of(values: Floats | None) -> Floats | None:
             return None if values is None else values[part]
 
         rollouts, fields = [self.rollouts[number] for number in part], (self.advantage_NT, self.importance_NT)
-        return Part(rollouts, fields[0][part], fields[1][part], of(self.old_NT), of(self.reference_NT))
+        others = (of(values) for values in (self.old_NT, self.reference_NT, self.value_NT, self.return_NT))
+        return Part(rollouts, fields[0][part], fields[1][part], *others)
 
 
 class Learner:
@@ -69,8 +73,9 @@ class Learner:
 
     @property
     def needs_old(self) -> bool:
-        """Whether log-probabilities are looked up before the update, which finds them too."""
-        return self._updates > 1 or self._recipe.importance.mode != "none"
+        """Whether log-probabilities, and values, are looked up before the update, which finds them too."""
+        recipe = self._recipe
+        return self._updates > 1 or recipe.importance.mode != "none" or recipe.value_loss is not None
 
     @property
     def _updates(self) -> int:
@@ -119,11 +124,11 @@ class Learner:
             Mismatch: log-probabilities were looked up, and differ.
         """
         recipe, record = self._recipe, {}
-        old_NT, reference_NT = None, None
+        old_NT, reference_NT, value_NT = None, None, None
         mask_NT, sampled_NT = self._padded(rollouts)
         importance_NT = np.ones(mask_NT.shape)
         if self.needs_old:
-            old_NT = self._scores(state.params, rollouts)
+            old_NT, value_NT = self._scores(state.params, rollouts)
             correction = recipe.importance(old_NT, sampled_NT, mask_NT)
             importance_NT = correction.weight_NT
             error = record["sampler_logprob_error"] = correction.metrics["logp_difference_max"]
@@ -133,7 +138,7 @@ class Learner:
                 for name in ("logp_difference_mean", "sampler_kl", "importance_max", "importance_ess", "bounded_share")
             }
         if self._reference is not None:
-            reference_NT = self._scores(self._reference, rollouts)
+            reference_NT, _ = self._scores(self._reference, rollouts)
         if recipe.overlong_buffer:
             lengths_N = RolloutRows(rollouts, *self._sizes).lengths_N
             penalty_N = overlong_penalty(lengths_N, self._config.max_response_tokens, recipe.overlong_buffer)
@@ -150,23 +155,28 @@ class Learner:
             token_reward_NT=token_reward_NT,
             group_N=np.array([one.group for one in rollouts]) if recipe.grouped else None,
             group_size=self._config.samples_per_prompt if recipe.grouped else None,
+            value_NT=value_NT,
         )
-        advantage_NT = recipe.advantage(episodes).advantage_NT
+        advantage_NT, return_NT = recipe.advantage(episodes)
+        if value_NT is not None and return_NT is not None:
+            record |= _of_values(value_NT[mask_NT], return_NT[mask_NT])
         reference_NT = reference_NT if recipe.policy_loss.kl else None
-        return Part(rollouts, advantage_NT, importance_NT, old_NT, reference_NT), record
+        return Part(rollouts, advantage_NT, importance_NT, old_NT, reference_NT, value_NT, return_NT), record
 
     def _padded(self, rollouts: Sequence[Rollout]) -> tuple[NDArray[np.bool_], Floats]:
         rows = RolloutRows(rollouts, *self._sizes)
         return rows.mask_NT, rows.padded("log_probs").astype(np.float64)
 
-    def _scores(self, params: PyTree, rollouts: Sequence[Rollout]) -> Floats:
-        """Log-probabilities of the rollouts' tokens, [N, T]; NaN where there is none."""
+    def _scores(self, params: PyTree, rollouts: Sequence[Rollout]) -> tuple[Floats, Floats | None]:
+        """Log-probabilities of the rollouts' tokens and the values before them, [N, T]; NaN where there is none."""
         count = self._sizes[0]
-        found = []
+        found: list[list[Floats]] = []
         for start in range(0, len(rollouts), count):
             rows = RolloutRows(rollouts[start : start + count], *self._sizes)
-            found.append(rows.to_tokens(self._update.score(params, rows.batch())))
-        return np.concatenate(found)
+            scored = self._update.scored(params, rows.batch())
+            found.append([rows.to_tokens(np.asarray(one)) for one in scored if one is not None])
+        logp_NT, *value_NT = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        return logp_NT, value_NT[0] if value_NT else None
 
     def _step(self, state: State, part: Part, *, check: bool) -> tuple[State, Metrics, dict[str, float], float]:
         rows = self.rows_of(part)
@@ -198,7 +208,10 @@ class Learner:
             importance_BS=places(part.importance_NT) if self._recipe.importance.mode != "none" else None,
             reference_logp_BS=places(part.reference_NT),
         )
-        batch = PolicyBatch(rows.batch(weight_NT), fields)
+        values = None
+        if part.return_NT is not None:
+            values = ValueFields(fields.sequence_ids_BS, places(part.value_NT), places(part.return_NT))
+        batch = PolicyBatch(rows.batch(weight_NT), fields, values)
         return batch, Sampled(rows.to_rows(rows.padded("log_probs")), rows.is_sampled_RS)
 
     def check(self, error: float) -> None:
@@ -222,7 +235,21 @@ def told_of(learned: Learned, rows: RolloutRows, part: Part) -> dict[str, float]
         "clip_fraction": mean(told.clipped_low_BS + told.clipped_high_BS + told.clipped_dual_BS),
         "update_kl": mean(told.old_kl_BS),
     }
-    return found if part.reference_NT is None else found | {"kl": mean(told.reference_kl_BS)}
+    if part.reference_NT is not None:
+        found["kl"] = mean(told.reference_kl_BS)
+    if learned.entropy_BS is not None:
+        found["entropy"] = mean(learned.entropy_BS)
+    if learned.value_BS is not None and part.return_NT is not None:
+        found["value_error"] = mean(np.abs(learned.value_BS - rows.to_rows(part.return_NT)))
+    return found
+
+
+def _of_values(value: Floats, returned: Floats) -> dict[str, float]:
+    """What a value model expected of tokens, and how much of what they brought it explains: 1 for all, 0 for nothing
+    more than a constant does."""
+    variance, left = (float(np.var(x)) if x.size else 0.0 for x in (returned, returned - value))
+    explained = 1 - left / variance if variance > 0 else 0.0
+    return {"value_mean": float(value.mean()) if value.size else 0.0, "explained_variance": explained}
 
 
 def _tolerance(config: RlConfig, dtype: str) -> float:

@@ -108,10 +108,12 @@ def _prepared(config: Config, rl: RlConfig, topology: Topology) -> _Run:
         rows = -(-groups_of_a_part(rl, unit) * rl.samples_per_prompt // unit) * unit
     length = rl.max_prompt_tokens + rl.max_response_tokens
     parts = 2 * axes.context if axes.context > 1 else 1
+    recipe = _recipe(rl, axes.context, config.model.dtype)
     of_an_update = config.model_copy(
         update={
             "data": config.data.model_copy(update={"batch_size": rows, "sequence_length": -(-length // parts) * parts}),
             "train": config.train.model_copy(update={"steps": config.train.steps * rl.minibatches * rl.epochs}),
+            "model": dataclasses.replace(config.model, value_head=recipe.value_loss is not None),
         }
     )
     assembly = assemble(of_an_update)
@@ -120,21 +122,17 @@ def _prepared(config: Config, rl: RlConfig, topology: Topology) -> _Run:
             f"pipeline.schedule={config.pipeline.schedule} has no flush: it updates a policy while an older one is "
             "still learned from; take another, as 1f1b"
         )
-    recipe = _recipe(rl, axes.context, assembly.config.model.dtype)
     how = rl.sampling
     sampling = Sampling(how.temperature, how.top_k, how.top_p, how.min_p)
-    if sampling.truncates and config.pipeline.head == "vocab_parallel":
-        raise ConfigError(
-            "pipeline.head=vocab_parallel has no rank that sees all logits, which rl.sampling.top_k, top_p and min_p "
-            "choose from; set pipeline.head=last_stage, or leave these out"
-        )
+    if config.pipeline.head == "vocab_parallel":
+        _check_divided_head(recipe, sampling)
     mesh = make_mesh(assembly.placement)
     sampling_mesh = _sampling_mesh(rl, topology, mesh)
     prompts = open_tasks(rl.tasks, config.run.seed, chat=assembly.tokenizer.chat is not None)
     games = _games(rl, assembly)
     # What no prompt fits into is refused before anything is written.
     _prompt_stream(prompts, assembly, rl, games).take(1)
-    update = PolicyUpdate(assembly, mesh, recipe.policy_loss, sampling)
+    update = PolicyUpdate(assembly, mesh, recipe.policy_loss, sampling, recipe.value_loss)
     rewards = RewardPool(rl.rewards, rl.reward_pool, scorers=() if games else prompts.scorers)
     drafts = speculation_of(rl, prompts, update, rows, config.run.seed)
     return _Run(config, rl, assembly, recipe, update, sampling_mesh, prompts, rewards, rows, drafts, games)
@@ -179,6 +177,20 @@ def _recipe(rl: RlConfig, context: int, dtype: str) -> Recipe:
             "responses to a prompt; set it to 2 or more"
         )
     return recipe
+
+
+def _check_divided_head(recipe: Recipe, sampling: Sampling) -> None:
+    """Raises a ConfigError for what needs a rank that sees all logits."""
+    for is_asked, option, way_out in (
+        (sampling.truncates, "rl.sampling.top_k, top_p and min_p need", "leave these out"),
+        (recipe.policy_loss.entropy_coefficient, "rl.algorithm.entropy_coefficient needs", "leave that out"),
+        (recipe.value_loss, f"rl.algorithm.name={recipe.name} with its value head needs", "take grpo, say"),
+    ):
+        if is_asked:
+            raise ConfigError(
+                f"pipeline.head=vocab_parallel has no rank that sees all of the output layer, which {option}; set "
+                f"pipeline.head=last_stage, or {way_out}"
+            )
 
 
 def _sampling_mesh(rl: RlConfig, topology: Topology, training: Mesh) -> Mesh:

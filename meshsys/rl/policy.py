@@ -14,11 +14,21 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from meshsys.rl.objectives import Diagnostics, PolicyLoss, TokenFields
+from meshsys.rl.values import ValueFields, ValueLoss
 from models import Batch, Decoder
 from models.sampling import Sampling, redraw
 from schedules.pipeline_model import Part, PipelineModel
 
-__all__ = ["DraftBatch", "Learned", "PolicyBatch", "Redrawn", "learning_model", "redrawing_model", "scoring_model"]
+__all__ = [
+    "DraftBatch",
+    "Learned",
+    "PolicyBatch",
+    "Redrawn",
+    "Scored",
+    "learning_model",
+    "redrawing_model",
+    "scoring_model",
+]
 
 PyTree = Any
 
@@ -28,10 +38,12 @@ class PolicyBatch(NamedTuple):
 
     Attributes:
         fields: of each token; `old_logp_BS` None means that the policy that is updated drew the tokens.
+        values: the same for the value head; None without one.
     """
 
     batch: Batch
     fields: TokenFields
+    values: ValueFields | None = None
 
 
 class DraftBatch(NamedTuple):
@@ -60,36 +72,70 @@ class Redrawn(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """Of each token of an update: its log-probability before it, float32 [B, S], and what the objective tells."""
+    """Of each token of an update, float32 [B, S]: its log-probability before it, the value, and the entropy of its
+    distribution, None where no loss asks for them; and what the objective tells."""
 
     logp_BS: jax.Array
     diagnostics: Diagnostics
+    value_BS: jax.Array | None = None
+    entropy_BS: jax.Array | None = None
+
+
+class Scored(NamedTuple):
+    """Of each target, float32 [B, S]: its log-probability, and the value before it, None without a value head."""
+
+    logp_BS: jax.Array
+    value_BS: jax.Array | None
 
 
 class _Context(NamedTuple):
     decoder: Any
     fields: Any
+    values: ValueFields | None = None
 
 
-def learning_model(model: PipelineModel, decoder: Decoder, loss: PolicyLoss, sampling: Sampling) -> PipelineModel:
-    """The blocks of a pretraining model, with a head that minimises a policy's loss over `PolicyBatch`es.
+def learning_model(
+    model: PipelineModel,
+    decoder: Decoder,
+    loss: PolicyLoss,
+    sampling: Sampling,
+    value_loss: ValueLoss | None = None,
+) -> PipelineModel:
+    """The blocks of a pretraining model, with a head that minimises a policy's loss over `PolicyBatch`es, and the value
+    head's if there is one.
 
-    Its `aux` is `Learned`. Head and embedding may be divided over the pipeline, without truncated sampling.
+    Its `aux` is `Learned`. Head and embedding may be divided over the pipeline, without truncated sampling, a bonus for
+    entropy and a value head.
     """
 
     def prepare(microbatch: PolicyBatch, key: PyTree) -> _Context:
-        return _Context(model.prepare(microbatch.batch, key), microbatch.fields)
+        return _Context(model.prepare(microbatch.batch, key), microbatch.fields, microbatch.values)
 
-    def of_log_probs(context: _Context, logp_BS: jax.Array) -> tuple[jax.Array, Learned]:
+    def of_log_probs(
+        context: _Context,
+        logp_BS: jax.Array,
+        entropy_BS: jax.Array | None = None,
+        value_BS: jax.Array | None = None,
+    ) -> tuple[jax.Array, Learned]:
         fields = context.fields
         if fields.old_logp_BS is None:
             fields = fields._replace(old_logp_BS=jax.lax.stop_gradient(logp_BS))
-        found = loss(logp_BS, fields)
-        total = jnp.sum(context.decoder.batch.weights * found.loss_BS)
-        return total, Learned(jax.lax.stop_gradient(logp_BS), found.diagnostics)
+        found = loss(logp_BS, fields, entropy_BS)
+        loss_BS = found.loss_BS
+        if value_loss is not None:
+            assert value_BS is not None and context.values is not None
+            loss_BS = loss_BS + value_loss(value_BS, context.values)
+        total = jnp.sum(context.decoder.batch.weights * loss_BS)
+        return total, jax.lax.stop_gradient(Learned(logp_BS, found.diagnostics, value_BS, entropy_BS))
 
     def last(shared: PyTree, x_BSD: jax.Array, context: _Context) -> tuple[jax.Array, Learned]:
-        return of_log_probs(context, decoder.log_probs(shared, x_BSD, context.decoder, sampling))
+        entropy_BS = None
+        if loss.entropy_coefficient:
+            logp_BS, entropy_BS = decoder.log_probs_and_entropy(shared, x_BSD, context.decoder, sampling)
+        else:
+            logp_BS = decoder.log_probs(shared, x_BSD, context.decoder, sampling)
+        value_BS = None if value_loss is None else decoder.values(shared, x_BSD)
+        return of_log_probs(context, logp_BS, entropy_BS, value_BS)
 
     def last_part(
         shared: PyTree, x_BSD: jax.Array, context: _Context, scale: jax.Array, part: Part
@@ -102,10 +148,12 @@ def learning_model(model: PipelineModel, decoder: Decoder, loss: PolicyLoss, sam
 
 
 def scoring_model(model: PipelineModel, decoder: Decoder, sampling: Sampling) -> PipelineModel:
-    """The same blocks over `Batch`es; `aux` are the targets' log-probabilities, float32 [B, S]."""
+    """The same blocks over `Batch`es; `aux` is `Scored`."""
 
-    def last(shared: PyTree, x_BSD: jax.Array, context: _Context) -> tuple[jax.Array, jax.Array]:
-        return jnp.zeros((), jnp.float32), decoder.log_probs(shared, x_BSD, context.decoder, sampling)
+    def last(shared: PyTree, x_BSD: jax.Array, context: _Context) -> tuple[jax.Array, Scored]:
+        value_BS = decoder.values(shared, x_BSD) if decoder.config.value_head else None
+        logp_BS = decoder.log_probs(shared, x_BSD, context.decoder, sampling)
+        return jnp.zeros((), jnp.float32), Scored(logp_BS, value_BS)
 
     def prepare(batch: Batch, key: PyTree) -> _Context:
         return _Context(model.prepare(batch, key), ())

@@ -20,10 +20,12 @@ from meshsys.rl.policy import (
     Learned,
     PolicyBatch,
     Redrawn,
+    Scored,
     learning_model,
     redrawing_model,
     scoring_model,
 )
+from meshsys.rl.values import ValueLoss
 from meshsys.rows import Rows
 from meshsys.state import Metrics, State, StateForms
 from models import Batch
@@ -57,9 +59,17 @@ class PolicyUpdate(StateForms):
     Args:
         loss: of the policy.
         sampling: how tokens are sampled; log-probabilities are under that distribution.
+        value_loss: of the value head, where the model has one.
     """
 
-    def __init__(self, assembly: Assembly, mesh: Mesh, loss: PolicyLoss, sampling: Sampling):
+    def __init__(
+        self,
+        assembly: Assembly,
+        mesh: Mesh,
+        loss: PolicyLoss,
+        sampling: Sampling,
+        value_loss: ValueLoss | None = None,
+    ):
         super().__init__(assembly, mesh)
         config, decoder, tables = assembly.config, assembly.decoder, assembly.program
         self._batches = Rows(mesh, config.pipeline.microbatches, config.data.sequence_length)
@@ -67,7 +77,7 @@ class PolicyUpdate(StateForms):
         self._replicated = NamedSharding(mesh, PartitionSpec())
         jit, options = partial(jax.jit, compiler_options=compiler_options(mesh)), self.program_options
 
-        model = learning_model(assembly.model, decoder, loss, sampling)
+        model = learning_model(assembly.model, decoder, loss, sampling, value_loss)
         self._gradients = tables.value_and_grad(model, mesh, self.specs, **options)
         self._update = jit(self._updated, donate_argnums=0)
         self._accumulate = jit(self._accumulated, donate_argnums=1)
@@ -98,6 +108,10 @@ class PolicyUpdate(StateForms):
 
     def score(self, params: PyTree, rows: Batch) -> np.ndarray:
         """Log-probabilities of the targets of NumPy's rows, float32 [R, S]; of parameters in training form."""
+        return self.scored(params, rows).logp_BS  # type: ignore[return-value]
+
+    def scored(self, params: PyTree, rows: Batch) -> Scored:
+        """The same with values, as NumPy's [R, S]."""
         return self._batches.take(self._score(params, self._batches.put(rows), self._score_rows))
 
     def redraw(self, params: PyTree, drafts: DraftBatch) -> Redrawn:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import jax
@@ -15,13 +14,13 @@ from meshsys.data.tokenizers.base import Bytes
 from meshsys.errors import ConfigError
 from meshsys.rl.environments import EnvironmentConfig, environment_maker
 from meshsys.rl.games import Games
-from meshsys.rl.loop import run_rl
 from meshsys.rl.objectives import PolicyLoss, PpoClip, TokenFields
 from meshsys.rl.prompt import Prompt
 from meshsys.rl.prompts import Asked
 from meshsys.rl.rewards.registry import make_rewards
 from meshsys.rl.rollouts import Game, Rollout, RolloutRows
 from models.generation import Piece, Request
+from tests.meshsys.rl.short_run import run
 
 OWN = f"python:{Path(__file__).parent / 'own_tasks.py'}"
 STOP = Bytes().eos_id
@@ -152,29 +151,6 @@ def test_the_reward_of_a_task_is_the_environments() -> None:
                 },
             }
         )
-
-
-def run(folder: Path, steps: int, **rl) -> list[dict]:
-    (folder / "tasks.jsonl").write_text('{"prompt": "a", "answer": ""}\n{"prompt": "b", "answer": ""}\n')
-    config = {
-        "run": {"name": "a", "dir": str(folder / "run")},
-        "model": {"layers": 1, "d_model": 16, "heads": 2, "d_ff": 16},
-        "mesh": {"topology": "2", "axes": {"data": 2}},
-        "pipeline": {"microbatches": 1},
-        "train": {"learning_rate": 0.03, "gradient_clip": 1.0, "steps": steps},
-        "rl": {
-            "tasks": [{"source": f"jsonl:{folder / 'tasks.jsonl'}"}],
-            "environment": {"kind": f"{OWN}:Ascii", "max_turns": 2, "max_action_tokens": 4},
-            "reward_pool": {"workers": 1},
-            "prompts_per_step": 2,
-            "samples_per_prompt": 8,
-            "max_prompt_tokens": 8,
-            "max_response_tokens": 16,
-            **rl,
-        },
-    }
-    assert run_rl(Config.model_validate(config)) == 0
-    return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -20,12 +21,14 @@ from meshsys.rl.policy import PolicyBatch
 from meshsys.rl.prompt import Prompt
 from meshsys.rl.rollouts import Rollout, RolloutRows
 from meshsys.rl.update import PolicyUpdate, Sampled
+from meshsys.rl.values import ValueFields, ValueLoss
 from models import Batch, Decoder
 from models.sampling import Sampling
 from tests.oracles.inputs import random_parameters
 
 ROWS, LENGTH, TOKENS, VOCAB = 12, 24, 10, 264
 CLIPPED = PolicyLoss(PpoClip(0.1, 0.2, 3.0), KlPenalty(0.1, "k2", "loss"))
+VALUED = PolicyLoss(PpoClip(0.2, 0.2), entropy_coefficient=0.3)
 
 # Every row is a run; `sampling` is temperature, top-k, top-p.
 CASES = """
@@ -35,6 +38,7 @@ zb_h1              2x1x2x1x1   3   2       none    vocab_parallel  0.7,0,1      
 interleaved_1f1b   2x1x1x2x1   2   5       full    last_stage      0.8,20,0.9    gspo
 zbv                2x2x1x1x1   3   4       none    last_stage      1.3,0,0.8     clipped
 gpipe              1x1x1x1x2   2   2       none    last_stage      1,0,1         gspo
+1f1b               2x1x2x1x1   3   3       none    last_stage      0.7,0,1       valued
 """
 
 
@@ -60,8 +64,10 @@ class Case:
         self.sampling = Sampling(float(temperature), int(top_k), float(top_p))
         sizes = dict(zip(("pipe", "data", "fsdp", "tensor", "context"), map(int, mesh.split("x")), strict=True))
         axis = "context" if sizes["context"] > 1 else None
-        self.loss = {"clipped": CLIPPED, "gspo": PolicyLoss(Gspo(0.01, 0.02, axis=axis))}[objective]
-        self.plain_loss = {"clipped": CLIPPED, "gspo": PolicyLoss(Gspo(0.01, 0.02))}[objective]
+        losses = {"clipped": CLIPPED, "valued": VALUED}
+        self.loss = (losses | {"gspo": PolicyLoss(Gspo(0.01, 0.02, axis=axis))})[objective]
+        self.plain_loss = (losses | {"gspo": PolicyLoss(Gspo(0.01, 0.02))})[objective]
+        self.has_values = objective == "valued"
         config = Config.model_validate(
             {
                 "run": {"name": "test", "seed": 3},
@@ -72,9 +78,11 @@ class Case:
                 "train": {"learning_rate": 1e-3, "gradient_clip": 0.0},
             }
         )
-        assembly = assemble(config, poison=True)
+        model = replace(config.model, value_head=self.has_values)
+        assembly = assemble(config.model_copy(update={"model": model}), poison=True)
         self.decoder: Decoder = assembly.decoder
-        self.update = PolicyUpdate(assembly, make_mesh(assembly.placement), self.loss, self.sampling)
+        value_loss = ValueLoss(0.5, 0.2) if self.has_values else None
+        self.update = PolicyUpdate(assembly, make_mesh(assembly.placement), self.loss, self.sampling, value_loss)
         self.params = random_parameters(self.decoder)
         canonical = self.update.canonical(previous=False)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), canonical)
@@ -85,6 +93,15 @@ class Case:
         context = self.decoder.prepare(batch)
         x = self.decoder.hidden(params, context)[0]
         return self.decoder.log_probs(params["shared"], x, context, self.sampling)
+
+    def values_and_entropies(self, params, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """By their definitions."""
+        context = self.decoder.prepare(jax.tree.map(jnp.asarray, batch))
+        x, head = self.decoder.hidden(params, context)[0], params["shared"]["head"]
+        norm = x / jnp.sqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-5) * head["norm"]["scale"][None, None]
+        logits = self.decoder.logits(params["shared"], x) / self.sampling.temperature
+        logp = jax.nn.log_softmax(logits, -1)
+        return norm @ head["value_head"], -jnp.sum(jnp.exp(logp) * logp, -1)
 
 
 @functools.cache
@@ -107,7 +124,11 @@ def policy_batch(case: Case, rollouts: RolloutRows, random: np.random.Generator,
         importance_BS=rollouts.to_rows(random.uniform(0.5, 1.5, mask.shape), fill=np.nan),
         reference_logp_BS=near(),
     )
-    return PolicyBatch(rollouts.batch(token_weights("token_mean", mask, TOKENS)), fields)
+    values = None
+    if case.has_values:
+        old, returned = (rollouts.to_rows(random.normal(size=mask.shape), fill=np.nan) for _ in range(2))
+        values = ValueFields(fields.sequence_ids_BS, old, returned)
+    return PolicyBatch(rollouts.batch(token_weights("token_mean", mask, TOKENS)), fields, values)
 
 
 @pytest.mark.parametrize("row", rows(CASES))
@@ -116,14 +137,22 @@ def test_scores_losses_and_gradients_equal_the_whole_models(row: str) -> None:
     rollouts = RolloutRows(make_rollouts(random, ROWS - 1), ROWS, LENGTH, TOKENS)
     is_sampled = rollouts.is_sampled_RS
     want = np.asarray(case.log_probs(case.params, rollouts.batch()))
-    scores = case.update.score(case.state.params, rollouts.batch())
+    scores, values = case.update.scored(case.state.params, rollouts.batch())
+    assert (values is not None) == case.has_values
     np.testing.assert_allclose(scores[is_sampled], want[is_sampled], atol=2e-5)
 
     batch = policy_batch(case, rollouts, random, old=True)
 
     def loss(params):
-        told = case.plain_loss(case.log_probs(params, batch.batch), jax.tree.map(jnp.asarray, batch.fields))
-        return jnp.sum(batch.batch.weights * told.loss_BS)
+        logp, fields = case.log_probs(params, batch.batch), jax.tree.map(jnp.asarray, batch.fields)
+        if not case.has_values:
+            return jnp.sum(batch.batch.weights * case.plain_loss(logp, fields).loss_BS)
+        value, entropy = case.values_and_entropies(params, batch.batch)
+        old, returned = (jnp.where(is_sampled, x, 0) for x in batch.values[1:])
+        held = old + jnp.clip(value - old, -0.2, 0.2)
+        value_loss = 0.25 * jnp.maximum((value - returned) ** 2, (held - returned) ** 2)
+        told = replace(case.plain_loss, entropy_coefficient=0.0)(logp, fields)
+        return jnp.sum(batch.batch.weights * (told.loss_BS + jnp.where(is_sampled, value_loss - 0.3 * entropy, 0)))
 
     want_loss, want_grads = jax.jit(jax.value_and_grad(loss))(case.params)
     update = case.update
@@ -132,6 +161,11 @@ def test_scores_losses_and_gradients_equal_the_whole_models(row: str) -> None:
     (got_loss, learned), grads = gradients(case.state.params, arrays, update._update_rows)
     np.testing.assert_allclose(got_loss, want_loss, rtol=1e-4)
     np.testing.assert_allclose(update._batches.take(learned.logp_BS)[is_sampled], want[is_sampled], atol=2e-5)
+    if case.has_values:
+        told = case.values_and_entropies(case.params, rollouts.batch())
+        for got, wanted in zip((values, update._batches.take(learned.entropy_BS)), told, strict=True):
+            np.testing.assert_allclose(got[is_sampled], wanted[is_sampled], atol=2e-5)
+        np.testing.assert_array_equal(update._batches.take(learned.value_BS)[is_sampled], values[is_sampled])
     state = case.state._replace(params=grads)
     got_grads = update.to_canonical(state).params
     for (path, got), wanted in zip(jax.tree.leaves_with_path(got_grads), jax.tree.leaves(want_grads), strict=True):
