@@ -67,7 +67,7 @@ class PromptStream:
     def again(self, number: int) -> Asked:
         """A prompt that was taken before."""
         prompt = self._prompts[number]
-        return Asked(number, prompt, encode_prompt(prompt, self._tokenizer, self._begin))
+        return Asked(number, prompt, self._opening(prompt))
 
     def take(self, count: int) -> list[Asked]:
         """The next prompts.
