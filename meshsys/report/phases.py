@@ -21,6 +21,8 @@ _LEFT, _RIGHT, _TOP, _ROW, _BAR = 64, 12, 20, 30, 18  # pixels
 
 def phases(history: History) -> str:
     """The section, as HTML; a step without times is left out."""
+    if any(map(math.isfinite, history.of("trainer_wait_seconds"))):
+        return _medians(history)
     steps = _timed(history)
     if not steps:
         return '<h2>Phases</h2><p class="none">Nothing yet.</p>'
@@ -29,6 +31,19 @@ def phases(history: History) -> str:
         "<h2>Phases</h2><p>A step reshards the parameters into the sampling layout, samples, waits for rewards that "
         "were not computed while it sampled, and trains. All devices take part in each phase.</p>"
         f'<div class="wide">{_gantt({step: steps[step] for step in shown})}</div>{_shares(list(steps.values()))}'
+    )
+
+
+def _medians(history: History) -> str:
+    """Where phases overlap: how long each is, and what waits."""
+    rows = []
+    for name in (*_PHASES, "trainer_wait", "sampler_wait", "step"):
+        found = [second for second in history.of(f"{name}_seconds") if math.isfinite(second)]
+        if found:
+            rows.append([name.replace("_wait", " waits"), f"{number_text(statistics.median(found))} s"])
+    return (
+        "<h2>Phases</h2><p>Some devices sample while others train, so that phases overlap; medians of a step.</p>"
+        f"{table(['phase', '#median'], rows, total=True)}"
     )
 
 

@@ -103,6 +103,14 @@ def test_shares_are_of_all_steps():
     assert found["the"][1:] == ["0.75", "s", "3.4%", "0.25", "s"]
 
 
+def test_phases_that_overlap_are_not_laid_end_to_end():
+    text = phases(history_of(*(record(step, trainer_wait_seconds=float(step)) for step in range(1, 4))))
+    assert "<svg" not in text and "overlap" in text
+    cells = [re.sub(r"<[^>]*>", " ", row).split() for row in re.findall(r"<tr[^>]*>(.*?)</tr>", text)][1:]
+    assert cells[1] == ["sample", "2", "s"] and cells[4] == ["trainer", "waits", "2", "s"]
+    assert cells[-1] == ["step", "4", "s"]
+
+
 @pytest.mark.parametrize(
     "records",
     [
