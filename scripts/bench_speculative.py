@@ -34,7 +34,7 @@ PROMPTS, PER_STEP, TOKENS = 32, 8, 16
 EPOCH = PROMPTS // PER_STEP  # steps
 VARIANTS = {
     "off": {"mode": "off"},
-    "exact": {"mode": "exact"},
+    "exact": {"mode": "exact", "refresh": 0.0},
     "exact, refresh 0.25": {"mode": "exact", "refresh": 0.25},
     "lenient 1": {"mode": "lenient"},
     "lenient e^0.5": {"mode": "lenient", "lenience": 1.65},

@@ -19,6 +19,11 @@ def check_mode(config: RlConfig, recipe: Recipe) -> None:
             f"rl.mode={mode} learns from groups before all are known, and rl.algorithm.name={recipe.name} replaces "
             "groups of equal scores; set rl.algorithm.dynamic_sampling=false, or rl.mode=alternate"
         )
+    if mode == "overlap" and config.environment:
+        raise ConfigError(
+            "rl.mode=overlap carries responses over an update, and rl.environment.kind="
+            f"{config.environment.kind} plays in turns; set rl.mode=alternate, or periodic"
+        )
     if mode == "periodic":
         _check_periodic(config, recipe)
     elif recipe.importance.mode == "none":

@@ -19,13 +19,14 @@ class SpeculativeConfig(Section):
             of the new policy; `lenient`: tokens stay with the ratio of their probabilities (SPEC-RL), which is faster
             and no sample of any policy.
         lenience: multiplies that ratio.
-        refresh: the share of samples whose noise is drawn anew each epoch, and which have no draft then.
+        refresh: the share of samples whose noise is drawn anew each epoch, and which have no draft then. Noise that
+            stays the same throughout is no sample of a policy that it trained, and slows learning.
         cache_tokens: the most tokens of drafts that are kept, 8 bytes each; the oldest drafts make room.
     """
 
     mode: Literal["off", "exact", "lenient"] = "off"
     lenience: float = Field(default=1.0, gt=0, le=1e6)
-    refresh: float = Field(default=0.0, ge=0, le=1)
+    refresh: float = Field(default=0.25, ge=0, le=1)
     cache_tokens: Count = 100_000_000
 
     @model_validator(mode="after")

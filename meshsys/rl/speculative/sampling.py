@@ -225,6 +225,11 @@ def speculation_of(
             f"rl.speculative.mode={mode} verifies drafts on the devices that train, which rl.mode={config.mode} keeps "
             "busy; set rl.mode=alternate, or rl.speculative.mode=off"
         )
+    if config.environment:
+        raise ConfigError(
+            f"rl.speculative.mode={mode} is for one response to each prompt, and rl.environment.kind="
+            f"{config.environment.kind} plays in turns; set rl.speculative.mode=off"
+        )
     tasks = frozenset(task.name for task in prompts.tasks if task.size is not None)
     if not tasks:
         raise ConfigError(

@@ -88,7 +88,7 @@ class Policy:
                 "tasks": [{"source": "jsonl:x.jsonl"}],
                 "max_prompt_tokens": LENGTH - TOKENS,
                 "max_response_tokens": TOKENS,
-                "speculative": {"mode": "exact"} | options,
+                "speculative": {"mode": "exact"} | ({"refresh": 0.0} if "mode" not in options else {}) | options,
             }
         )
         return Speculation(rl, self.update, ROWS, frozenset({"finite"}), SEED)
