@@ -22,6 +22,8 @@ _RESPONSES = (
     ("Tokens of a response, on average", "response_tokens_mean"),
     ("Responses that ended by themselves", "stopped_fraction"),
     ("Groups whose responses are all worth the same", "zero_variance_groups"),
+    ("Games that were a success", "success"),
+    ("Turns of a game, on average", "turns_mean"),
 )
 _UPDATES = (
     ("Loss", "loss"),
@@ -32,6 +34,8 @@ _UPDATES = (
     ("Tokens whose ratio was clipped", "clip_fraction"),
     ("Largest ratio", "ratio_max"),
     ("Entropy", "entropy"),
+    ("Values: mean distance from what came", "value_error"),
+    ("Values: share of the variance that they explain", "explained_variance"),
     ("Sampler and trainer: largest difference of a log-probability", "sampler_logprob_error"),
     ("Effective share of the importance weights", "importance_ess"),
 )

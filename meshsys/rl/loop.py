@@ -184,11 +184,11 @@ def _check_divided_head(recipe: Recipe, sampling: Sampling) -> None:
     for is_asked, option, way_out in (
         (sampling.truncates, "rl.sampling.top_k, top_p and min_p need", "leave these out"),
         (recipe.policy_loss.entropy_coefficient, "rl.algorithm.entropy_coefficient needs", "leave that out"),
-        (recipe.value_loss, f"rl.algorithm.name={recipe.name} with its value head needs", "take grpo, say"),
+        (recipe.value_loss, f"rl.algorithm.name={recipe.name} and its value head need", "take grpo, say"),
     ):
         if is_asked:
             raise ConfigError(
-                f"pipeline.head=vocab_parallel has no rank that sees all of the output layer, which {option}; set "
+                f"pipeline.head=vocab_parallel has no rank that sees all logits, which {option}; set "
                 f"pipeline.head=last_stage, or {way_out}"
             )
 

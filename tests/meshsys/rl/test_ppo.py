@@ -42,7 +42,7 @@ def test_what_has_no_place_for_a_value_head_is_refused(tmp_path: Path) -> None:
     rl = {"tasks": [{"source": "rack"}], "algorithm": {"name": "ppo"}}
     base = {"run": {"name": "a", "dir": str(tmp_path / "run")}, "model": TINY, "rl": rl}
     base |= {"mesh": {"topology": "2", "axes": {"pipe": 2}}, "pipeline": {"head": "vocab_parallel", "schedule": "1f1b"}}
-    with pytest.raises(ConfigError, match="rl.algorithm.name=ppo with its value head needs; set pipeline.head=last_"):
+    with pytest.raises(ConfigError, match="rl.algorithm.name=ppo and its value head need; set pipeline.head=last_"):
         run_rl(Config.model_validate(base | {"model": {**TINY, "layers": 2}}))
     base["rl"]["algorithm"] = {"name": "dr_grpo", "entropy_coefficient": 0.1}
     with pytest.raises(ConfigError, match="rl.algorithm.entropy_coefficient needs"):
