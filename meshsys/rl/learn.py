@@ -34,7 +34,13 @@ Floats = NDArray[np.float64]
 
 
 class Mismatch(Exception):
-    """Sampler and trainer give a token log-probabilities that differ by more than they may."""
+    """Sampler and trainer give a token log-probabilities that differ by more than they may.
+
+    Attributes:
+        state: without the update that found it, where that consumed the state before.
+    """
+
+    state: State | None = None
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,7 @@ class Learner:
                 state, metrics, found, difference = self._step(state, batch[part], check=is_first)
                 if is_first:
                     error = difference
-                    self.check(error)
+                    self.check(error, state)
                 updates += 1
                 for name, value in found.items():
                     sums[name] = sums.get(name, 0.0) + value
@@ -214,13 +220,15 @@ class Learner:
         batch = PolicyBatch(rows.batch(weight_NT), fields, values)
         return batch, Sampled(rows.to_rows(rows.padded("log_probs")), rows.is_sampled_RS)
 
-    def check(self, error: float) -> None:
+    def check(self, error: float, state: State | None = None) -> None:
         """Raises `Mismatch` for log-probabilities that differ by more than they may."""
         if not error <= self.tolerance:
-            raise Mismatch(
+            found = Mismatch(
                 f"a token has a log-probability that differs by {error:.3g} between sampler and trainer, and "
                 f"rl.sampling.tolerance is {self.tolerance:g}; raise that if the difference is one of precision"
             )
+            found.state = state
+            raise found
 
 
 def told_of(learned: Learned, rows: RolloutRows, part: Part) -> dict[str, float]:

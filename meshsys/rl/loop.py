@@ -294,6 +294,7 @@ def _run(run: _Run, checkpoints: Checkpoints, folder: Path, signals: StopSignals
                 try:
                     stepped = mode.step(state, step, version)
                 except Mismatch as mismatch:
+                    state = state if mismatch.state is None else mismatch.state
                     progress.say(f"step {step}: {mismatch}; the state before it is saved")
                     code = 1
                     break

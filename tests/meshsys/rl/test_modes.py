@@ -138,6 +138,14 @@ def test_overlap_drops_what_grows_too_old_and_asks_lost_prompts_again(tmp_path: 
     assert early >= set(range(8))  # the first ones of the stream are not lost at the resumption
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["alternate", "periodic"])
+def test_a_sampler_that_differs_ends_the_run_with_its_state_saved(tmp_path: Path, mode: str) -> None:
+    config = make_config(tmp_path / "run", {"rl.mode": mode, "rl.sampling.tolerance": 1e-12})
+    assert run_rl(config) == 1
+    assert (tmp_path / "run" / "checkpoints" / "0").is_dir()
+
+
 def test_staleness_is_counted_by_token() -> None:
     def rollout(*versions: int) -> Rollout:
         few = np.zeros(len(versions), np.float32)
