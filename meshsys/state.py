@@ -6,6 +6,7 @@ Layer leaves are [P, V, J, ...] in training form (`schedules.stages`) and [L, ..
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -124,7 +125,11 @@ class StateForms:
 
     def to_canonical(self, state: State) -> State:
         """The state by global layer, as checkpoints hold it."""
-        return jax.jit(lambda state: _on_layers(state, self._to_layers), out_shardings=self._canonical_shardings)(state)
+        return self._canonically(state)
+
+    @cached_property
+    def _canonically(self) -> Callable[[State], State]:  # compiled once, and run at every checkpoint
+        return jax.jit(lambda state: _on_layers(state, self._to_layers), out_shardings=self._canonical_shardings)
 
     def canonical_programs(self, dtypes: PyTree) -> PyTree:
         """For each parameter a program that brings it into canonical form and a dtype, as checkpoints shard it.

@@ -211,13 +211,13 @@ def _sampling_mesh(rl: RlConfig, topology: Topology, training: Mesh) -> Mesh:
             f"change one of them"
         )
     shape = {"data": data, "tensor": axes.tensor, "expert": axes.expert}
+    if devices == topology.size:
+        return make_mesh(place(topology, shape))
+    chosen = training.devices.reshape(-1)
     if rl.mode != "alternate":
         walk = make_mesh(place(topology, {"data": topology.size})).devices.flat
-        rest = np.array([device for device in walk if device not in set(training.devices.flat)], object)
-        return Mesh(rest.reshape([shape.get(axis, 1) for axis in AXES]), AXES, axis_types=(AxisType.Auto,) * len(AXES))
-    if devices < topology.size:  # the devices of a sub-slice, whatever its shape
-        return make_mesh(place(Topology.parse(str(devices)), shape), list(training.devices.flat))
-    return make_mesh(place(topology, shape))
+        chosen = np.array([device for device in walk if device not in set(chosen)], object)
+    return Mesh(chosen.reshape([shape.get(axis, 1) for axis in AXES]), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def _run(run: _Run, checkpoints: Checkpoints, folder: Path, signals: StopSignals) -> int:
@@ -271,7 +271,9 @@ def _run(run: _Run, checkpoints: Checkpoints, folder: Path, signals: StopSignals
         meta = {"step": taken, "model": dataclasses.asdict(run.assembly.config.model)}
         meta |= {"rl": {**position, "version": version}}
         drafts = speculation.drafts.arrays() if speculation else {}
-        checkpoints.save(taken, update.to_canonical(state), meta, drafts)
+        # An update that was refused has counted itself all the same.
+        kept = update.to_canonical(state._replace(step=state.step * 0 + version))
+        checkpoints.save(taken, kept, meta, drafts)
 
     def mode_of(phase: Callable[[str], None]) -> Alternate | Overlap | Periodic:
         if rl.mode == "periodic":
