@@ -6,55 +6,40 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import signal
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jax.sharding import AxisType, Mesh
 
 from meshsys import distributed
-from meshsys.assemble import Assembly, assemble, topology_of
+from meshsys.assemble import topology_of
 from meshsys.checkpoint import Checkpoints
 from meshsys.config import Config, to_yaml
 from meshsys.errors import ConfigError
 from meshsys.files import write_whole
-from meshsys.mesh import ensure_devices, make_mesh
+from meshsys.mesh import ensure_devices
 from meshsys.metrics import MetricsWriter
 from meshsys.planner import plan_of
 from meshsys.report import write_report
-from meshsys.rl.algorithm_config import Recipe
 from meshsys.rl.collect import Collected, Collector
-from meshsys.rl.config import RlConfig
-from meshsys.rl.environments import environment_maker
-from meshsys.rl.games import Games, record_of_games
-from meshsys.rl.learn import Learner, Mismatch, rows_of_an_update
+from meshsys.rl.games import record_of_games
+from meshsys.rl.learn import Learner, Mismatch
 from meshsys.rl.modes.alternate import Alternate
-from meshsys.rl.modes.checks import check_mode
 from meshsys.rl.modes.overlap import Overlap
-from meshsys.rl.modes.periodic import Periodic, groups_of_a_part
+from meshsys.rl.modes.periodic import Periodic
 from meshsys.rl.modes.shared_rewards import SharedRewards
 from meshsys.rl.modes.transfer import Transfer
+from meshsys.rl.prepare import Prepared, prepare, prompt_stream
 from meshsys.rl.progress import RlProgress
-from meshsys.rl.prompts import PromptStream
-from meshsys.rl.rewards import RewardPool
 from meshsys.rl.sampler import OnSameDevices, Sampler
-from meshsys.rl.speculative.sampling import Speculation, speculation_of
-from meshsys.rl.tasks.mixture import Mixture
-from meshsys.rl.tasks.registry import open_tasks
 from meshsys.rl.transcripts import TranscriptWriter
-from meshsys.rl.update import PolicyUpdate
 from meshsys.run_folder import check_same_run, locked
-from meshsys.sharding import BATCH_AXES
 from meshsys.signals import StopSignals, stop_signals
 from meshsys.state import State
-from meshsys.torus import AXES, Topology, place
-from models.sampling import Sampling
 
 __all__ = ["run_rl"]
 
@@ -75,7 +60,7 @@ def run_rl(config: Config) -> int:
         raise ConfigError(f"{distributed.count()} processes: `meshsys rl` runs in one; start it once")
     topology = topology_of(config)
     ensure_devices(topology.size, f"mesh.topology={topology}")
-    run = _prepared(config, rl, topology)
+    run = prepare(config, rl, topology)
     folder = config.run_dir
     with run.rewards, locked(folder), stop_signals() as signals:
         checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep)
@@ -85,142 +70,7 @@ def run_rl(config: Config) -> int:
             checkpoints.close()
 
 
-@dataclass(frozen=True)
-class _Run:
-    config: Config
-    rl: RlConfig
-    assembly: Assembly
-    recipe: Recipe
-    update: PolicyUpdate
-    sampling_mesh: Mesh
-    prompts: Mixture
-    rewards: RewardPool
-    rows: int
-    speculation: Speculation | None
-    games: Games | None
-
-
-def _prepared(config: Config, rl: RlConfig, topology: Topology) -> _Run:
-    axes = config.mesh.axes
-    unit = config.pipeline.microbatches * math.prod(getattr(axes, axis) for axis in BATCH_AXES)
-    rows = rows_of_an_update(rl, unit)
-    if rl.mode == "periodic":
-        rows = -(-groups_of_a_part(rl, unit) * rl.samples_per_prompt // unit) * unit
-    length = rl.max_prompt_tokens + rl.max_response_tokens
-    parts = 2 * axes.context if axes.context > 1 else 1
-    recipe = _recipe(rl, axes.context, config.model.dtype)
-    of_an_update = config.model_copy(
-        update={
-            "data": config.data.model_copy(update={"batch_size": rows, "sequence_length": -(-length // parts) * parts}),
-            "train": config.train.model_copy(update={"steps": config.train.steps * rl.minibatches * rl.epochs}),
-            "model": dataclasses.replace(config.model, value_head=recipe.value_loss is not None),
-        }
-    )
-    assembly = assemble(of_an_update)
-    if assembly.schedule.period:
-        raise ConfigError(
-            f"pipeline.schedule={config.pipeline.schedule} has no flush: it updates a policy while an older one is "
-            "still learned from; take another, as 1f1b"
-        )
-    how = rl.sampling
-    sampling = Sampling(how.temperature, how.top_k, how.top_p, how.min_p)
-    if config.pipeline.head == "vocab_parallel":
-        _check_divided_head(recipe, sampling)
-    mesh = make_mesh(assembly.placement)
-    sampling_mesh = _sampling_mesh(rl, topology, mesh)
-    prompts = open_tasks(rl.tasks, config.run.seed, chat=assembly.tokenizer.chat is not None)
-    games = _games(rl, assembly)
-    # What no prompt fits into is refused before anything is written.
-    _prompt_stream(prompts, assembly, rl, games).take(1)
-    update = PolicyUpdate(assembly, mesh, recipe.policy_loss, sampling, recipe.value_loss)
-    rewards = RewardPool(rl.rewards, rl.reward_pool, scorers=() if games else prompts.scorers)
-    drafts = speculation_of(rl, prompts, update, rows, config.run.seed)
-    return _Run(config, rl, assembly, recipe, update, sampling_mesh, prompts, rewards, rows, drafts, games)
-
-
-def _prompt_stream(
-    prompts: Mixture, assembly: Assembly, rl: RlConfig, games: Games | None, at: int = 0
-) -> PromptStream:
-    """The run's prompts from a place on."""
-    opening = games.opening if games else None
-    return PromptStream(prompts, assembly.tokenizer, _begin(assembly), rl.max_prompt_tokens, at, opening)
-
-
-def _begin(assembly: Assembly) -> tuple[int, ...]:
-    """The tokens that a text begins with; for a model that is new, as a document does."""
-    tokenizer = assembly.tokenizer
-    start = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
-    return tokenizer.prompt_ids if assembly.config.model.pretrained else (start,)
-
-
-def _games(rl: RlConfig, assembly: Assembly) -> Games | None:
-    if rl.environment is None:
-        return None
-    make, begin = environment_maker(rl.environment), _begin(assembly)
-    return Games(rl.environment, make, assembly.tokenizer, begin, rl.max_prompt_tokens, rl.max_response_tokens)
-
-
-def _recipe(rl: RlConfig, context: int, dtype: str) -> Recipe:
-    axis, exact = "context" if context > 1 else None, dtype == "float32" and rl.mode != "overlap"
-    recipe = rl.algorithm.recipe(rl.max_response_tokens, sequence_axis=axis, exact=exact)
-    check_mode(rl, recipe)
-    updates = rl.minibatches * rl.epochs
-    if recipe.on_policy and updates > 1:
-        raise ConfigError(
-            f"rl.minibatches={rl.minibatches} x rl.epochs={rl.epochs} updates a policy {updates} times with the same "
-            f"responses, but rl.algorithm.name={recipe.name} learns from those of the very same policy; set both to 1, "
-            "or rl.algorithm.objective=ppo_clip"
-        )
-    if recipe.grouped and rl.samples_per_prompt < 2:
-        raise ConfigError(
-            f"rl.samples_per_prompt={rl.samples_per_prompt}, but rl.algorithm.name={recipe.name} compares the "
-            "responses to a prompt; set it to 2 or more"
-        )
-    return recipe
-
-
-def _check_divided_head(recipe: Recipe, sampling: Sampling) -> None:
-    """Raises a ConfigError for what needs a rank that sees all logits."""
-    for is_asked, option, way_out in (
-        (sampling.truncates, "rl.sampling.top_k, top_p and min_p need", "leave these out"),
-        (recipe.policy_loss.entropy_coefficient, "rl.algorithm.entropy_coefficient needs", "leave that out"),
-        (recipe.value_loss, f"rl.algorithm.name={recipe.name} and its value head need", "take grpo, say"),
-    ):
-        if is_asked:
-            raise ConfigError(
-                f"pipeline.head=vocab_parallel has no rank that sees all logits, which {option}; set "
-                f"pipeline.head=last_stage, or {way_out}"
-            )
-
-
-def _sampling_mesh(rl: RlConfig, topology: Topology, training: Mesh) -> Mesh:
-    axes, devices, who = rl.sampling.axes, training.size, "that train"
-    if rl.mode != "alternate":
-        devices, who = topology.size - training.size, "that do not train"
-        if not devices:
-            raise ConfigError(
-                f"rl.mode={rl.mode} samples on devices that do not train, and mesh.axes takes all {topology.size} of "
-                f"mesh.topology={topology}; take a larger topology, or smaller axes"
-            )
-    others = axes.tensor * axes.expert
-    data = devices // others if axes.data is None else axes.data
-    if data * others != devices:
-        sizes = " x ".join(f"{name} {size}" for name, size in (("tensor", axes.tensor), ("expert", axes.expert)))
-        raise ConfigError(
-            f"rl.sampling.axes: data {axes.data or 'the rest'} x {sizes} is not the {devices} devices {who}; "
-            f"change one of them"
-        )
-    shape = {"data": data, "tensor": axes.tensor, "expert": axes.expert}
-    if devices == topology.size:
-        return make_mesh(place(topology, shape))
-    chosen = training.devices.reshape(-1)
-    if rl.mode != "alternate":
-        walk = make_mesh(place(topology, {"data": topology.size})).devices.flat
-        chosen = np.array([device for device in walk if device not in set(chosen)], object)
-    return Mesh(chosen.reshape([shape.get(axis, 1) for axis in AXES]), AXES, axis_types=(AxisType.Auto,) * len(AXES))
-
-
-def _run(run: _Run, checkpoints: Checkpoints, folder: Path, signals: StopSignals) -> int:
+def _run(run: Prepared, checkpoints: Checkpoints, folder: Path, signals: StopSignals) -> int:
     config, rl, update = run.config, run.rl, run.update
     steps, every = config.train.steps, config.checkpoint.every
     restored = checkpoints.restore(
@@ -245,7 +95,7 @@ def _run(run: _Run, checkpoints: Checkpoints, folder: Path, signals: StopSignals
     write_whole(folder / "plan.json", plan_of(run.assembly).to_json())
 
     tokenizer = run.assembly.tokenizer
-    prompts = _prompt_stream(run.prompts, run.assembly, rl, run.games, position["prompt"])
+    prompts = prompt_stream(run.prompts, run.assembly, rl, run.games, position["prompt"])
     apart, slots = rl.mode != "alternate", rl.sampling.slots or rl.responses
     carrier = (
         Transfer(update, run.sampling_mesh)
