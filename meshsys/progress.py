@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-__all__ = ["TrainProgress"]
+__all__ = ["RunProgress"]
 
 _PLAIN_LINES = 20
 
 
-class TrainProgress:
-    """Loss, tokens/s and time left of a training run.
+class RunProgress:
+    """How far a run is, what its records say, and the time that is left.
 
     Args:
         start, steps: steps taken already, and in the whole run.
+        say_of: what is shown of a record of metrics.jsonl.
         quiet: show nothing.
     """
 
-    def __init__(self, start: int, steps: int, *, quiet: bool = False):
+    def __init__(self, start: int, steps: int, say_of: Callable[[dict[str, Any]], str], *, quiet: bool = False):
         self._console = Console(highlight=False, soft_wrap=True, quiet=quiet)
-        self._steps = steps
-        self._start = start
+        self._start, self._steps, self._say_of = start, steps, say_of
         self._live = self._console.is_terminal and not quiet
         self._every = max(1, steps // _PLAIN_LINES)
         self._seconds = 0.0
@@ -32,14 +33,14 @@ class TrainProgress:
             TextColumn("step"),
             MofNCompleteColumn(),
             BarColumn(),
-            TextColumn("loss {task.fields[loss]}  {task.fields[speed]} tokens/s"),
+            TextColumn("{task.fields[phase]}{task.fields[said]}"),
             TimeRemainingColumn(),
             TextColumn("left"),
             console=self._console,
         )
-        self._task = self._bar.add_task("", total=steps, completed=start, loss="-", speed="-")
+        self._task = self._bar.add_task("", total=steps, completed=start, phase="", said="")
 
-    def __enter__(self) -> TrainProgress:
+    def __enter__(self) -> RunProgress:
         if self._live:
             self._bar.start()
         return self
@@ -54,12 +55,17 @@ class TrainProgress:
         """Prints a line above the bar."""
         self._console.print(line, markup=False)
 
+    def phase(self, name: str) -> None:
+        """Shows on the bar what the run does now."""
+        if self._live:
+            self._bar.update(self._task, phase=f"{name:<9}")
+
     def update(self, record: dict[str, Any]) -> None:
-        """Shows a record of metrics.jsonl."""
-        step, loss, speed = record["step"], f"{record['loss']:.4f}", f"{record['tokens_per_s']:,.0f}"
+        """Shows a record of metrics.jsonl, with its `step` and `step_seconds`."""
+        step, said = record["step"], self._say_of(record)
         self._seconds += record["step_seconds"]
         if self._live:
-            self._bar.update(self._task, completed=step, loss=loss, speed=speed)
-        elif step % self._every == 0 or step == self._steps or step == self._start + 1:
+            self._bar.update(self._task, completed=step, said=said)
+        elif step % self._every == 0 or step in (self._steps, self._start + 1):
             left = (self._steps - step) * self._seconds / (step - self._start)
-            self.say(f"step {step}/{self._steps}  loss {loss}  {speed} tokens/s  {left:.0f} s left")
+            self.say(f"step {step}/{self._steps}  {said}  {left:.0f} s left")

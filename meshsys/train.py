@@ -22,7 +22,7 @@ from meshsys.files import write_whole
 from meshsys.mesh import ensure_devices, make_mesh
 from meshsys.metrics import MetricsWriter
 from meshsys.planner import Plan, plan_of
-from meshsys.progress import TrainProgress
+from meshsys.progress import RunProgress
 from meshsys.report import write_report
 from meshsys.run_folder import check_same_run, locked
 from meshsys.searched import RECORD
@@ -105,7 +105,7 @@ def _run(
     code, position = 0, loader.state()
     following = next(loader)
     try:
-        with TrainProgress(taken, steps, quiet=not first) as progress:
+        with RunProgress(taken, steps, _said, quiet=not first) as progress:
             if taken < steps:
                 progress.say(f"compiling {config.run.name} for {assembly.placement.size} devices")
                 step.compile()
@@ -150,6 +150,10 @@ def _run(
         report = write_report(folder)
         _print(f"{'complete' if taken >= steps else 'saved'} at step {taken}: {report}")
     return code
+
+
+def _said(record: dict[str, Any]) -> str:
+    return f"loss {record['loss']:.4f}  {record['tokens_per_s']:,.0f} tokens/s"
 
 
 def _loader(assembly: Assembly) -> Loader:

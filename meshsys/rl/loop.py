@@ -24,6 +24,7 @@ from meshsys.files import write_whole
 from meshsys.mesh import ensure_devices
 from meshsys.metrics import MetricsWriter
 from meshsys.planner import plan_of
+from meshsys.progress import RunProgress
 from meshsys.report import write_report
 from meshsys.rl.collect import Collected, Collector
 from meshsys.rl.games import record_of_games
@@ -34,7 +35,6 @@ from meshsys.rl.modes.periodic import Periodic
 from meshsys.rl.modes.shared_rewards import SharedRewards
 from meshsys.rl.modes.transfer import Transfer
 from meshsys.rl.prepare import Prepared, prepare, prompt_stream
-from meshsys.rl.progress import RlProgress
 from meshsys.rl.sampler import OnSameDevices, Sampler
 from meshsys.rl.transcripts import TranscriptWriter
 from meshsys.run_folder import check_same_run, locked
@@ -135,7 +135,7 @@ def _run(run: Prepared, checkpoints: Checkpoints, folder: Path, signals: StopSig
 
     code = 0
     try:
-        with RlProgress(taken, steps) as progress, closing(mode_of(progress.phase)) as mode:
+        with RunProgress(taken, steps, _said) as progress, closing(mode_of(progress.phase)) as mode:
             run.rewards.warm()
             signals.wait_for_step = True
             while taken < steps and signals.caught is None:
@@ -202,6 +202,11 @@ def _run(run: Prepared, checkpoints: Checkpoints, folder: Path, signals: StopSig
     report = write_report(folder)
     print(f"{'complete' if taken >= steps else 'saved'} at step {taken}: {report}", flush=True)
     return code
+
+
+def _said(record: dict[str, Any]) -> str:
+    reward, length, speed = (record[name] for name in ("reward_mean", "response_tokens_mean", "tokens_per_s"))
+    return f"reward {reward:.3f}  {length:.1f} tokens each  {speed:,.0f} tokens/s"
 
 
 def _of_rewards(collected: Collected) -> dict[str, Any]:
