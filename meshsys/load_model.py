@@ -69,7 +69,9 @@ def _load_run(run: Path, tokenizer: str | None) -> LoadedModel:
 
 def _load_pretrained(path: str, tokenizer: str | None) -> LoadedModel:
     if (empty := Path("runs", path)).is_dir() and not Path(path).exists():
-        raise ConfigError(f"{empty} is not a run: it has no config.yaml; give a folder that `meshsys train` wrote")
+        raise ConfigError(
+            f"{empty} is not a run: it has no config.yaml; give a folder that `meshsys train` or `meshsys rl` wrote"
+        )
     if not Path(path).exists():
         near = difflib.get_close_matches(path, [folder.name for folder in Path("runs").glob("*/")], 1)
         hint = f"did you mean {Path('runs', near[0])}?" if near else "give a run, a Hugging Face folder or a .gguf file"

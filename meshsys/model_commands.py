@@ -68,7 +68,9 @@ def _export(args: argparse.Namespace) -> None:
     from models.pretrained import PretrainedError, save_adapter, save_pretrained
 
     if not (run / "config.yaml").is_file():
-        raise ConfigError(f"{run} is not a run: it has no config.yaml; give a folder that `meshsys train` wrote")
+        raise ConfigError(
+            f"{run} is not a run: it has no config.yaml; give a folder that `meshsys train` or `meshsys rl` wrote"
+        )
     config = load_config(run / "config.yaml")
     if args.adapter and config.model.lora is None:
         raise ConfigError(f"--adapter: {run} trained all parameters, and no low-rank updates; leave it out")

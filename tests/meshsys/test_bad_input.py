@@ -647,7 +647,11 @@ def test_generate(refused, argv, wanted):
 @pytest.mark.parametrize(
     ("name", "held", "wanted"),
     [
-        ("text.txt", "", "runs/tiny is not a run: it has no config.yaml; give a folder that `meshsys train` wrote"),
+        (
+            "text.txt",
+            "",
+            "runs/tiny is not a run: it has no config.yaml; give a folder that `meshsys train` or `meshsys rl` wrote",
+        ),
         ("config.yaml", "", "runs/tiny/config.yaml is empty; write a mapping of sections"),
         ("config.yaml", b"\xff", "runs/tiny/config.yaml is not valid YAML: byte 0 is not UTF-8; save it as UTF-8"),
         ("config.yaml", "run: {nme: tiny}", "run.nme=tiny is not an option; did you mean run.name?"),

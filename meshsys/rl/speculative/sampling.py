@@ -169,7 +169,7 @@ class Speculation:
 
     def _is_kept(self, request: Request) -> bool:
         """Whether a sample's noise is not drawn anew."""
-        refresh = self._config.refresh
+        refresh = self._config.refresh if self._config.mode == "exact" else 0.0
         return refresh == 0 or self._random(request, "refresh").random() >= refresh
 
     def _random(self, request: Request, purpose: Literal["refresh", "accept"]) -> np.random.Generator:
