@@ -39,7 +39,7 @@ from meshsys.rl.learn import Learner  # noqa: E402
 from meshsys.rl.prompt import Prompt  # noqa: E402
 from meshsys.rl.prompts import Asked  # noqa: E402
 from meshsys.rl.rewards import Scores  # noqa: E402
-from meshsys.rl.sampler import Sampler  # noqa: E402
+from meshsys.rl.sampler import OnSameDevices, Sampler  # noqa: E402
 from meshsys.rl.update import PolicyUpdate  # noqa: E402
 from meshsys.torus import place  # noqa: E402
 from models.sampling import Sampling  # noqa: E402
@@ -126,7 +126,8 @@ class Ours:
         self.state = self.update.init()
         self.params = jax.device_get(self.update.to_canonical(self.state).params)
         mesh = make_mesh(place(assembly.placement.topology, {"data": 8}))
-        self.sampler = Sampler(assembly, self.state.params, mesh, slots=PROMPTS * SAMPLES)
+        carrier = OnSameDevices(assembly, self.state.params, mesh, "copy")
+        self.sampler = Sampler(assembly, mesh, carrier, slots=PROMPTS * SAMPLES)
         tokenizer: Any = SimpleNamespace(stop_ids=frozenset({EOS}), decode=lambda ids: ids)
         pool: Any = SimpleNamespace(submit=lambda samples: samples, collect=scores)
         self.collector = Collector(config.rl, self.sampler, pool, tokenizer, refills=False, seed=0)
