@@ -103,6 +103,7 @@ class Ours:
                 },
                 "data": {"batch_size": PROMPTS * SAMPLES, "sequence_length": PROMPT + RESPONSE},
                 "mesh": {"topology": "4x2", "axes": {"fsdp": 4, "tensor": 2}},
+                "pipeline": {"split_backward": False},  # one rank waits for no other
                 "train": {
                     "learning_rate": RATE,
                     "final_learning_rate_fraction": 1.0,
