@@ -90,7 +90,8 @@ class Learner:
     def learn(
         self, state: State, rollouts: Sequence[Rollout], score_N: Floats, order: np.random.Generator
     ) -> tuple[State, dict[str, float], Metrics]:
-        """All optimizer steps of a step of the run; the state given is consumed.
+        """All optimizer steps of a step of the run; the state given is consumed. One that is not finite is not taken,
+        and unless such are to be skipped, none after it.
 
         Args:
             order: how rollouts are divided into minibatches.
@@ -106,19 +107,20 @@ class Learner:
         sums: dict[str, float] = {}
         error = record.get("sampler_logprob_error")
         updates = 0
-        for _ in range(self._config.epochs):
-            numbers = order.permutation(len(rollouts)) if parts > 1 else np.arange(len(rollouts))
-            for part in np.split(numbers, parts):
-                is_first = error is None
-                state, metrics, found, difference = self._step(state, batch[part], check=is_first)
-                if is_first:
-                    error = difference
-                    self.check(error, state)
-                updates += 1
-                for name, value in found.items():
-                    sums[name] = sums.get(name, 0.0) + value
-                if not metrics.finite:
-                    break
+        for number in range(self._updates):
+            if number % parts == 0:  # an epoch begins
+                numbers = order.permutation(len(rollouts)) if parts > 1 else np.arange(len(rollouts))
+            part = np.split(numbers, parts)[number % parts]
+            is_first = error is None
+            state, metrics, found, difference = self._step(state, batch[part], check=is_first)
+            if is_first:
+                error = difference
+                self.check(error, state)
+            updates += 1
+            for name, value in found.items():
+                sums[name] = sums.get(name, 0.0) + value
+            if not metrics.finite and not self._update.assembly.config.train.skip_nonfinite:
+                break
         record |= {name: value / updates for name, value in sums.items()}
         record |= {"sampler_logprob_error": float(error or 0.0), "learning_rate": float(metrics.learning_rate)}
         return state, record, metrics

@@ -78,19 +78,19 @@ def _run(run: Prepared, checkpoints: Checkpoints, folder: Path, signals: StopSig
         lambda meta: check_same_run(run.assembly.config, meta, "rl"),
         lambda line: print(line, flush=True),
     )
-    state, taken, version = update.init(), 0, 0
+    taken, version = 0, 0
     position: dict[str, Any] = {"prompt": 0}
     speculation = run.speculation
-    reference = state.params if run.recipe.kl else None
-    if restored is not None:
+    reference = update.init().params if run.recipe.kl else None  # its own copy, as an update consumes its state
+    if restored is None:
+        state = update.init()
+    else:
         state, meta = update.from_canonical(restored[0]), restored[1]
         taken, version = meta["step"], meta["rl"].pop("version")
         position = meta["rl"]
         if speculation:
             speculation.drafts.load(restored[2])
         print(f"resuming {config.run.name} after step {taken}", flush=True)
-    elif reference is not None:
-        state = update.init()  # an update consumes its state
     write_whole(folder / "config.yaml", to_yaml(config))
     write_whole(folder / "plan.json", plan_of(run.assembly).to_json())
 
@@ -153,7 +153,7 @@ def _run(run: Prepared, checkpoints: Checkpoints, folder: Path, signals: StopSig
                 state, collected, found = stepped.state, stepped.collected, stepped.metrics
                 if not found.finite and not config.train.skip_nonfinite:
                     progress.say(
-                        f"step {step} is not finite: {update.first_nonfinite(found)}; the state before it is saved. "
+                        f"step {step} is not finite: {update.first_nonfinite(found)}; the state before that is saved. "
                         "Lower train.learning_rate, or set train.skip_nonfinite=true to skip such steps"
                     )
                     code = 1
