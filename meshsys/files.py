@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import suppress
 from pathlib import Path
 
 from meshsys.errors import ConfigError
 
-__all__ = ["writable", "write_whole"]
+__all__ = ["keep_until", "writable", "write_whole"]
 
 
 def writable(name: str, option: str) -> Path:
@@ -43,6 +44,21 @@ def write_whole(path: Path, text: str, option: str | None = None) -> None:
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+def keep_until(path: Path, step: int) -> None:
+    """Drops from a file of JSON records, one a line, those after a step, and what is no record, such as a last line
+    that was cut short; a file that is not there stays so."""
+    if not path.exists():
+        return
+    kept = []
+    # Not `splitlines`: a text may hold what that takes for the end of a line, as U+2028. The last part is a line that
+    # was not finished, or empty.
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
+        with suppress(ValueError, TypeError, KeyError):
+            if json.loads(line)["step"] <= step:
+                kept.append(f"{line}\n")
+    write_whole(path, "".join(kept))
 
 
 def _temporary(path: Path) -> Path:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tensorboardX import SummaryWriter
 
-from meshsys.files import write_whole
+from meshsys.files import keep_until
 
 __all__ = ["MetricsWriter"]
 
@@ -24,7 +23,7 @@ class MetricsWriter:
 
     def __init__(self, folder: Path, step: int):
         path = folder / "metrics.jsonl"
-        _keep_until(path, step)
+        keep_until(path, step)
         self._file = path.open("a", encoding="utf-8")
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1, flush_secs=10)
 
@@ -40,15 +39,3 @@ class MetricsWriter:
     def close(self) -> None:
         self._file.close()
         self._board.close()
-
-
-def _keep_until(path: Path, step: int) -> None:
-    """Drops the lines after a step, and what is no record, such as a last line that was cut short."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
-        with suppress(ValueError, TypeError, KeyError):
-            if line.endswith("\n") and json.loads(line)["step"] <= step:
-                kept.append(line)
-    write_whole(path, "".join(kept))

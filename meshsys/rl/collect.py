@@ -99,7 +99,7 @@ class Collector:
         wanted = self._config.prompts_per_step
         found = [self._sampled(prompts.take(wanted), step)]
         for _ in range(self._config.refills if self._refills else 0):
-            missing = wanted - sum(len(_groups(one)) - one.zero_variance_groups for one in found)
+            missing = wanted - sum(one.sampled_groups - one.zero_variance_groups for one in found)
             if missing <= 0:
                 break
             found.append(self._sampled(prompts.take(missing), step))
@@ -225,10 +225,6 @@ class Collector:
 def _judged(rollout: Rollout) -> Prompt:
     """What rewards judge a rollout by, besides its text."""
     return replace(rollout.prompt, earned=rollout.game.reward) if rollout.game else rollout.prompt
-
-
-def _groups(collected: Collected) -> set[int]:
-    return {one.group for one in collected.rollouts}
 
 
 def _best(found: Sequence[Collected], wanted: int, samples: int) -> Collected:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
-from meshsys.files import write_whole
+from meshsys.files import keep_until
 from meshsys.rl.collect import Collected
 from meshsys.rl.rollouts import Rollout
 
@@ -25,7 +24,7 @@ class TranscriptWriter:
 
     def __init__(self, folder: Path, step: int, count: int):
         path = folder / "samples.jsonl"
-        _keep_until(path, step)
+        keep_until(path, step)
         self._file, self._count = path.open("a", encoding="utf-8"), count
 
     def write(self, step: int, collected: Collected, text: Callable[[Rollout], str]) -> None:
@@ -47,16 +46,3 @@ class TranscriptWriter:
 
     def close(self) -> None:
         self._file.close()
-
-
-def _keep_until(path: Path, step: int) -> None:
-    if not path.exists():
-        return
-    kept = []
-    # Not `splitlines`: a response may hold what that takes for the end of a line, as U+2028. The last part is a line
-    # that was not finished, or empty.
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
-        with suppress(ValueError, TypeError, KeyError):
-            if json.loads(line)["step"] <= step:
-                kept.append(f"{line}\n")
-    write_whole(path, "".join(kept))
