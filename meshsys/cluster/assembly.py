@@ -111,21 +111,23 @@ class Assemblies:
         able = np.flatnonzero(self.whole <= len(view.empty))
         if not len(able):
             return None
-        costs = np.full((len(pieces.masks), count), BROKEN, np.int64)
-        if count and len(pieces.masks):
-            piece, cube, cost = pieces.costs(view, view.partial)
-            costs[piece, cube] = cost
-        order = costs.argsort(1, kind="stable")
-        held = (costs < BROKEN).sum(1)
-        sums = np.zeros((len(costs), count + 1), np.int64)
-        np.cumsum(np.take_along_axis(costs, order, 1), 1, out=sums[:, 1:])
-        piece, need = self.piece[able], self.need[able]
         if not len(pieces.masks):
             return 0, self.all[int(able[0])], view.empty[: self.whole[able[0]]].tolist(), []
-        partial = np.minimum(need, held[piece])
+        fitting = pieces.held(view, view.partial)
+        held = fitting.sum(1)
+        kind, need = self.piece[able], self.need[able]
+        partial = np.minimum(need, held[kind])
         broken = need - partial
-        bound = (sums[piece, partial] + broken * (BROKEN + pieces.fresh[piece])).sum(1)
         fits = np.flatnonzero(broken.sum(1) + self.whole[able] <= len(view.empty))
+        if not len(fits):
+            return None
+        piece, cube = np.nonzero(fitting)
+        costs = np.full(fitting.shape, BROKEN, np.int64)
+        costs[piece, cube] = pieces.costs(view, piece, view.partial[cube])
+        order = costs.argsort(1, kind="stable")
+        sums = np.zeros((len(costs), count + 1), np.int64)
+        np.cumsum(np.take_along_axis(costs, order, 1), 1, out=sums[:, 1:])
+        bound = (sums[kind, partial] + broken * (BROKEN + pieces.fresh[kind])).sum(1)
         best = None
         for at in fits[np.argsort(bound[fits], kind="stable")[:_EXACT]]:
             if best is not None and bound[at] >= best[0]:

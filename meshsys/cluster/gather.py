@@ -22,9 +22,12 @@ _LEAST = 2  # chips below which a piece is not worth a cube
 
 @lru_cache(64)
 def _both_ways(slots: Slots) -> tuple[Ints, Ints]:
-    """Snakes forwards and backwards, and the place of each slot in them."""
+    """Snakes forwards and backwards, int64 [2 * snakes, slots], and where they have a slot, int64 [slots, 2 * snakes].
+
+    The latter counts from the first slots of all snakes over their second ones to the last.
+    """
     orders = np.concatenate([slots.orders, slots.orders[:, ::-1]])
-    return orders, np.argsort(orders, 1)
+    return orders, np.argsort(orders, 1).T * len(orders) + np.arange(len(orders))
 
 
 @lru_cache(1 << 14)
@@ -38,27 +41,24 @@ class _Runs:
     """The longest run along a snake from each slot of each cube in part use.
 
     Attributes:
-        length: int64 [cubes, slots].
-        order: int64 [cubes, slots]: the snake, as an index of `orders`.
-        orders: int64 [2 * snakes, slots]: the snakes forwards and backwards.
-        rank: int64 [2 * snakes, slots]: where in a snake each slot is.
+        length: int64 [slots, cubes].
     """
 
     def __init__(self, free: NDArray[np.bool_], slots: Slots) -> None:
-        self.orders, self.rank = _both_ways(slots)
-        # [place in the snake, cubes, snakes], as the loop goes over the first.
-        along = np.ascontiguousarray(free[:, self.orders].transpose(2, 0, 1), np.int16)
+        self._orders, rows = _both_ways(slots)
+        cubes = len(free)
+        # Rows of cubes, as the loop goes from the ends of all snakes to their starts.
+        along = free.T.astype(np.min_scalar_type(slots.count))[self._orders.T].reshape(slots.count, -1)
         for at in range(slots.count - 2, -1, -1):
             along[at] *= along[at + 1] + 1
-        by_slot = along[self.rank.T[:, None], np.arange(len(free))[:, None], np.arange(len(self.orders))]
-        order = by_slot.argmax(2)
-        self.order = order.T
-        self.length = np.take_along_axis(by_slot, order[..., None], 2)[..., 0].T.astype(np.int64)
+        self._by_slot = along.reshape(-1, cubes)[rows]  # [slots, 2 * snakes, cubes]
+        self.length = self._by_slot.max(1).astype(np.int64)
 
     def path(self, cube: int, slot: int, count: int) -> list[int]:
-        order = int(self.order[cube, slot])
-        at = int(self.rank[order, slot])
-        path: list[int] = self.orders[order, at : at + count].tolist()
+        """The first slots of the run."""
+        order = self._orders[int(self._by_slot[slot, :, cube].argmax())]
+        at = int((order == slot).argmax())
+        path: list[int] = order[at : at + count].tolist()
         return path
 
 
@@ -76,16 +76,16 @@ def gather(view: View, chain: Chain) -> Ints | None:
         bits = np.unpackbits(view.cubes.words[view.partial].view(np.uint8), axis=1, bitorder="little")
         view.kept[slots] = _Runs(bits[:, slots.places].all(2), slots)
     runs = view.kept[slots]
-    if int(runs.length.max(1).sum()) < need:
+    if int(runs.length.max(0).sum()) < need:
         return None
     starts = runs.length.copy()
     if whole:
-        starts[:, [slot for slot in range(slots.count) if slots.port(slot) is None]] = 0
-    longest = starts.max(1)
+        starts[[slot for slot in range(slots.count) if slots.port(slot) is None]] = 0
+    longest = starts.max(0)
     for cube in np.argsort(-longest, kind="stable")[:_STARTS].tolist():
         if longest[cube] < 1:
             break
-        slot = int(starts[cube].argmax())
+        slot = int(starts[:, cube].argmax())
         pieces = _greedy(runs, slots, cube, slot, slots.port(slot) if whole else None, need)
         if pieces is not None:
             placed = [(int(view.partial[cube]), path) for cube, path in pieces]
@@ -97,24 +97,24 @@ def _greedy(
     runs: _Runs, slots: Slots, cube: int, slot: int, entered: int | None, need: int
 ) -> list[tuple[int, list[int]]] | None:
     """Pieces that begin at a slot, which the chain enters through a dimension's port."""
-    unused = np.ones(len(runs.length), bool)
+    left = runs.length.copy()
     least = -(-_LEAST // slots.places.shape[1])
     pieces: list[tuple[int, list[int]]] = []
     while True:
-        unused[cube] = False
-        most = int(runs.length[cube, slot])
+        most = int(runs.length[slot, cube])
         if most >= need:
             return [*pieces, (cube, runs.path(cube, slot, need))]
         path = runs.path(cube, slot, most)
+        left[:, cube] = 0
+        others = left.argmax(1)
+        lengths = left[np.arange(len(left)), others].tolist()
         best = (0, 0, 0, 0, 0)
         for count in range(most, max(0, most - _ENDS), -1):
             for dim, there in _exits(slots, path[count - 1]):
                 if count == 1 and dim == entered:  # that port is in use
                     continue
-                lengths = np.where(unused, runs.length[:, there], 0)
-                other = int(lengths.argmax())
-                if lengths[other] >= least:
-                    best = max(best, (count + min(int(lengths[other]), need - count), count, other, there, dim))
+                if lengths[there] >= least:
+                    best = max(best, (count + min(lengths[there], need - count), count, int(others[there]), there, dim))
         if not best[0]:
             return None
         _, count, other, there, entered = best

@@ -70,16 +70,17 @@ class Pieces:
         volume = self.side**3
         return self._cost(_count(self.rims), volume, self.chips, self.malus)
 
-    def costs(self, view: View, cubes: Ints) -> tuple[Ints, Ints, Ints]:
-        """The pieces and cubes, as an index of `cubes`, that fit, and their costs."""
+    def held(self, view: View, cubes: Ints) -> NDArray[np.bool_]:
+        """Which pieces fit into which cubes: bool [pieces, cubes]."""
         words = view.cubes.words[cubes]
         if words.shape[1] == 1:
-            held = (words[:, 0] & self.masks) == self.masks
-        else:
-            held = ((words[None] & self.masks[:, None]) == self.masks[:, None]).all(2)
-        piece, cube = np.nonzero(held)
-        rim = _count(self.rims[piece] & words[cube])
-        return piece, cube, self._cost(rim, view.cubes.free[cubes[cube]], self.chips[piece], self.malus[piece])
+            return (words[:, 0] & self.masks) == self.masks
+        return ((words[None] & self.masks[:, None]) == self.masks[:, None]).all(2)
+
+    def costs(self, view: View, piece: Ints, cube: Ints) -> Ints:
+        """Costs of pieces in cubes that they fit into: int64 [n], as each of the two."""
+        rim = _count(self.rims[piece] & view.cubes.words[cube])
+        return self._cost(rim, view.cubes.free[cube], self.chips[piece], self.malus[piece])
 
     def _cost(self, rim: Ints, free: Ints | int, chips: Ints, malus: Ints) -> Ints:
         return (rim * self.side**3 + free - chips) * 4 + malus
@@ -93,10 +94,11 @@ class Pieces:
         size = int(self.chips.min(initial=view.cubes.volume))
         cubes = view.partial[view.cubes.free[view.partial] >= size]
         if len(cubes):
-            piece, cube, costs = self.costs(view, cubes)
-            if len(costs):
+            piece, column = np.nonzero(self.held(view, cubes))
+            if len(piece):
+                costs = self.costs(view, piece, cubes[column])
                 at = int(costs.argmin())
-                return int(costs[at]), int(piece[at]), int(cubes[cube[at]])
+                return int(costs[at]), int(piece[at]), int(cubes[column[at]])
         if spare:
             at = int(self.fresh.argmin())
             return BROKEN + int(self.fresh[at]), at, -1

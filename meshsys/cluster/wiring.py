@@ -139,9 +139,9 @@ class _Cubes:
         upper = np.where(step[row, dim] < 0, a, b)  # the one at the upper end of its cube, so it goes up from there
         lower = np.where(step[row, dim] < 0, b, a)
         up, down = upper * pod.ndim + dim, (pod.size + lower) * pod.ndim + dim
-        left = [i for i in row if not facing[i] or not self._claim((int(up[i]), int(down[i])))]
-        kept = np.setdiff1d(row, left)
-        return np.concatenate([up[kept], down[kept]]), np.asarray(left, np.int64)
+        ports = zip(up.tolist(), down.tolist(), strict=True)
+        joined = np.fromiter((ok and self._claim(pair) for ok, pair in zip(facing.tolist(), ports, strict=True)), bool)
+        return np.concatenate([up[joined], down[joined]]), np.flatnonzero(~joined)
 
     def _any(self, a: Ints, b: Ints, at: Ints, to: Ints) -> tuple[Ints, Ints]:
         """Any free port of either chip."""
@@ -165,7 +165,7 @@ class _Cubes:
         return None
 
     def _claim(self, ports: tuple[int, ...]) -> bool:
-        if self._joined & set(ports):
+        if not self._joined.isdisjoint(ports):
             return False
         self._joined.update(ports)
         return True
