@@ -86,9 +86,12 @@ def sample(
         [B]. For temperature 0, where that would always be 0, they are those under the logits' own softmax.
     """
     greedy_B = settings.temperature == 0
-    likeliest_B = _first(logits_BV == logits_BV.max(-1, keepdims=True))
-    scaled_BV = logits_BV / jnp.where(greedy_B, 1.0, settings.temperature)[:, None]
-    scaled_BV = scaled_BV - scaled_BV.max(-1, keepdims=True)
+    top_B1 = logits_BV.max(-1, keepdims=True)
+    likeliest_B = jax.lax.cond(
+        jnp.any(greedy_B), lambda: _first(logits_BV == top_B1), lambda: jnp.zeros(greedy_B.shape, jnp.int32)
+    )
+    divisor_B1 = jnp.where(greedy_B, 1.0, settings.temperature)[:, None]
+    scaled_BV = logits_BV / divisor_B1 - top_B1 / divisor_B1  # a quotient's order is that of the logits
     any_truncates = settings.any_truncates() if any_truncates is None else any_truncates
     kept_BV = jax.lax.cond(any_truncates, truncate, lambda scaled_BV, _: scaled_BV, scaled_BV, settings)
     kept_BV = jnp.where(greedy_B[:, None], scaled_BV, kept_BV)
