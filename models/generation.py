@@ -18,7 +18,7 @@ from models.decoding import DecodingForm
 from models.kv_cache import CACHE_AXES
 from models.products import weights_first
 from models.requests import Completion, Piece, Request, numbered
-from models.slots import Arrival, Chunk, Slots, admit, arrival, decode, empty_slots
+from models.slots import Arrival, Chunk, Slots, admit, arrival, compact, decode, empty_slots
 
 __all__ = ["Completion", "Generation", "Generator", "Piece", "Request"]
 
@@ -29,6 +29,7 @@ Place = Callable[[tuple[str | None, ...], tuple[int, ...]], jax.sharding.Shardin
 _PROMPTS = 4  # run at once: that keeps matmuls busy, and little is wasted where one slot is free
 _BYTES_TOGETHER = 32 << 20  # of layers that one program brings into the generator's form
 _LEAST_PROMPT, _LEAST_PLACES, _STOPS = 16, 32, 8  # sizes are multiples of these
+_LEAST_SLOTS = 4  # of a table that was compacted: a smaller one would be little faster
 
 
 class Generator:
@@ -39,6 +40,8 @@ class Generator:
         params: in canonical form, on a device or sharded over a mesh; they are copied into a form of the generator's.
         slots: sequences that are generated at once, at most.
         chunk: steps on the device between two looks at what they made, at most.
+        compacts: the last sequences, when nothing waits for the slots of those that ended, go on in a table of half the
+            slots or fewer. A step then takes less, but each size needs programs of its own: for many calls.
         place: for parameters on a mesh, the shardings of what goes with them; None leaves all on the default device.
         compiler_options: XLA's, for `jax.jit`.
     """
@@ -50,12 +53,13 @@ class Generator:
         *,
         slots: int = 16,
         chunk: int = 32,
+        compacts: bool = False,
         place: Place | None = None,
         compiler_options: dict[str, Any] | None = None,
     ):
         if slots < 1 or chunk < 1:
             raise ValueError(f"slots={slots} and chunk={chunk} must be at least 1; raise them")
-        self.decoder, self.slots, self.chunk, self._place = decoder, slots, chunk, place
+        self.decoder, self.slots, self.chunk, self.compacts, self._place = decoder, slots, chunk, compacts, place
         self._compiler_options = compiler_options
         self._weights_first = jax.default_backend() == "cpu"
         self._form = DecodingForm(decoder, self._weights_first)
@@ -137,11 +141,16 @@ class Generator:
         return self._run("admit", partial(admit, self._form), self._params, slots, new, donated=(1,), placed=True)
 
     def prompts_at_once(self, slots: int) -> int:
-        """How many prompts run together: a few, and one for each part of the slots where devices share them."""
-        if not self._place:
-            return min(_PROMPTS, slots)
-        here = self._place(("batch",), (slots,)).shard_shape((slots,))[0]
-        return min(max(_PROMPTS, slots // here), slots)
+        """How many prompts run together: a few, and one for each part of the slots."""
+        return min(max(_PROMPTS, self.parts(slots)), slots)
+
+    def parts(self, slots: int) -> int:
+        """Among how many devices so many slots are divided."""
+        return slots // self._place(("batch",), (slots,)).shard_shape((slots,))[0] if self._place else 1
+
+    def compact(self, slots: Slots, slot_b: np.ndarray) -> Slots:
+        """See `models.slots.compact`."""
+        return self._run("compact", compact, slots, slot_b, placed=True)
 
     def decode(self, slots: Slots, steps: int, cancelled_B: np.ndarray) -> tuple[Slots, Chunk]:
         """See `models.slots.decode`; takes the slots over."""
@@ -183,6 +192,7 @@ class Generation:
 
     def __init__(self, generator: Generator, requests: Sequence[Request], every: int, room: tuple[int, int]):
         self._generator, self._every = generator, every
+        self._compacts = generator.compacts and not any(room)
         self._requests = dict(enumerate(numbered(requests, generator.decoder.config.vocab_size)))
         self._waiting, self._added = deque(self._requests), len(requests)
         slots = min(generator.slots, _power_of_two(len(requests)))
@@ -237,6 +247,8 @@ class Generation:
         self._slots = self._filled(self._slots)
         if all(request is None for request in self._holder):
             return
+        if self._compacts and not self._waiting:
+            self._slots = self._compacted(self._slots)
         self._slots, chunk = self._generator.decode(self._slots, self._every, self._cancelled)
         self._cancelled = np.zeros_like(self._cancelled)
         yield from self._new(jax.device_get(chunk))
@@ -272,6 +284,19 @@ class Generation:
                 sizes = {"slots": len(self._holder), "at_once": at_once, "padded": padded, "stops": self._stops}
                 slots = self._generator.admit(slots, arrival(prompts[start : start + at_once], new, **sizes))
         return slots
+
+    def _compacted(self, slots: Slots) -> Slots:
+        """Leaves free slots out where half of them or fewer will do."""
+        held = [slot for slot, request in enumerate(self._holder) if request is not None]
+        parts = self._generator.parts(len(self._holder))
+        size = max(parts * _power_of_two(-(-len(held) // parts)), _LEAST_SLOTS)
+        if 2 * size > len(self._holder):
+            return slots
+        free = [slot for slot, request in enumerate(self._holder) if request is None]
+        kept = held + free[: size - len(held)]
+        self._holder = [self._holder[slot] for slot in kept]
+        self._cancelled = self._cancelled[kept]
+        return self._generator.compact(slots, np.array(kept, np.int32))
 
 
 def _padded(prompt: int) -> int:

@@ -1,6 +1,7 @@
-"""A table of sequences that are generated at once, and the two programs that change it.
+"""A table of sequences that are generated at once, and the programs that change it.
 
-`admit` runs prompts through the model and puts their keys and values into slots; `decode` runs steps for all slots.
+`admit` runs prompts through the model and puts their keys and values into slots; `decode` runs steps for all slots;
+`compact` leaves slots out.
 A sequence's randomness depends on its seed, prompt, sample number and places alone: not on its slot, nor on what else
 is in the table.
 
@@ -21,7 +22,7 @@ from models.kv_cache import KvCache, empty_cache
 from models.requests import Request
 from models.sampling import Settings, sample, sequence_keys, token_keys
 
-__all__ = ["Arrival", "Chunk", "Slots", "admit", "arrival", "decode", "empty_slots"]
+__all__ = ["Arrival", "Chunk", "Slots", "admit", "arrival", "compact", "decode", "empty_slots"]
 
 PyTree = Any
 
@@ -154,6 +155,11 @@ def admit(form: DecodingForm, params: PyTree, slots: Slots, new: Arrival) -> Slo
 
     rest = (new.token_B, new.remaining_B, sequence_keys(new.name_B3), new.settings, new.stop_BX)
     return Slots(cache, *jax.tree.map(chosen, rest, tuple(slots)[1:]))
+
+
+def compact(slots: Slots, slot_b: jax.Array) -> Slots:
+    """A smaller table, of these slots."""
+    return jax.tree.map(lambda leaf: jnp.take(leaf, slot_b, axis=0) if leaf.ndim else leaf, slots)
 
 
 def decode(

@@ -36,6 +36,7 @@ class SamplingConfig(Section):
     Attributes:
         axes: the layout.
         slots: sequences that are sampled at once; null means all of a step.
+        compact: go on with fewer slots when half of them or more are free and nothing waits for them.
         temperature: divides the logits.
         top_k: tokens to choose from, the likeliest ones; 0 means all.
         top_p: the likeliest tokens with this much probability are chosen from.
@@ -46,6 +47,7 @@ class SamplingConfig(Section):
 
     axes: SamplingAxes = Field(default_factory=SamplingAxes)
     slots: Count | None = None
+    compact: bool = True
     temperature: float = Field(default=1.0, gt=0, le=1e6)
     top_k: int = Field(default=0, ge=0, le=INT32_MAX)
     top_p: float = Field(default=1.0, gt=0, le=1)

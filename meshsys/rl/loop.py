@@ -102,7 +102,7 @@ def _run(run: Prepared, checkpoints: Checkpoints, folder: Path, signals: StopSig
         if apart
         else OnSameDevices(run.assembly, state.params, run.sampling_mesh, rl.reshard)
     )
-    sampler = Sampler(run.assembly, run.sampling_mesh, carrier, slots=slots)
+    sampler = Sampler(run.assembly, run.sampling_mesh, carrier, slots=slots, compacts=rl.sampling.compact)
     refills, rewards = run.recipe.dynamic_sampling, SharedRewards(run.rewards)
     collector = Collector(
         rl,

@@ -71,14 +71,20 @@ class Sampler:
         mesh: of the sampling layout.
         carrier: what brings parameters to it.
         slots: sequences that are sampled at once, at most.
+        compacts: see `models.generation.Generator`.
 
     Attributes:
         version: of the parameters that it has; -1 before the first `update`.
         carrier: as given.
     """
 
-    def __init__(self, assembly: Assembly, mesh: Mesh, carrier: Carrier, *, slots: int):
-        self._decoder, self._mesh, self._slots, self.carrier = assembly.decoder, mesh, slots, carrier
+    def __init__(self, assembly: Assembly, mesh: Mesh, carrier: Carrier, *, slots: int, compacts: bool = False):
+        self._decoder, self._mesh, self.carrier = assembly.decoder, mesh, carrier
+        self._options: dict[str, Any] = {
+            "slots": slots,
+            "compacts": compacts,
+            "compiler_options": compiler_options(mesh),
+        }
         self._generator: Generator | None = None
         self.version = -1
 
@@ -97,10 +103,7 @@ class Sampler:
         What is being sampled goes on with these parameters; keys and values that it has stay those of older ones.
         """
         if self._generator is None:
-            options = compiler_options(self._mesh)
-            self._generator = Generator(
-                self._decoder, carried, slots=self._slots, place=placed(self._mesh), compiler_options=options
-            )
+            self._generator = Generator(self._decoder, carried, place=placed(self._mesh), **self._options)
         else:
             self._generator.update(carried)
         self.version = version

@@ -55,3 +55,23 @@ def test_the_tokens_of_one_device(config, sizes):
     heads = sizes.get("tensor", 1) if config.num_kv_heads % sizes.get("tensor", 1) == 0 else 1
     parts = np.prod([sizes.get(axis, 1) for axis in ("data", "fsdp", "expert")]) * heads
     assert keys.addressable_shards[0].data.size * parts == keys.size
+
+
+def test_fewer_slots_are_divided_too():
+    decoder = Decoder(BASE)
+    params = jax.tree.map(lambda leaf: 2 * leaf - 0.2, random_parameters(decoder))
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(1, 4, 1, 1, 1, 2), AXES)
+    specs = canonical_specs(decoder.logical_axes(), params, mesh.shape)
+    sharded = jax.tree.map(jax.device_put, params, named(mesh, specs))
+    requests = [
+        Request(prompt=np.arange(1, 3 + number), max_tokens=length, seed=number)
+        for number, length in enumerate((2, 30, 3, 5, 2, 9, 40, 1, 2, 2, 12, 3, 1, 2, 3, 4))
+    ]
+    options = {"slots": 16, "chunk": 4, "compiler_options": QUICK}
+    alone = Generator(decoder, params, **options)
+    divided = Generator(decoder, sharded, place=placed(mesh), compacts=True, **options)
+    for here, there in zip(alone.generate(requests), divided.generate(requests), strict=True):
+        assert np.array_equal(here.tokens, there.tokens)
+        assert np.abs(here.log_probs - there.log_probs).max() < 2e-5
+    small = divided.compact(divided.empty(16, 64, 8), np.arange(4, dtype=np.int32)).cache.keys[0]
+    assert small.addressable_shards[0].data.size * 8 == small.size

@@ -267,6 +267,48 @@ def test_a_sequence_goes_on_with_other_parameters():
     np.testing.assert_allclose(log_probs, picked, atol=2e-5)
 
 
+def decoded_sizes(generator: Generator) -> set[int]:
+    """Slots of the tables that steps were run for."""
+    return {shapes[-1][0][0] for name, _, *shapes in generator._programs if name == "decode"}
+
+
+def test_the_last_sequences_go_on_in_fewer_slots():
+    """With the tokens that they have among all slots."""
+    decoder, params, _ = model()
+    lengths = (3, 50, 9, 2, 21, 4, 33, 5, 5, 60, 1, 8)
+    requests = [
+        Request(prompt=prompt_of(4 + number), max_tokens=length, temperature=1.0, seed=number)
+        for number, length in enumerate(lengths)
+    ]
+    options: dict[str, Any] = {"slots": 16, "chunk": 4, "compiler_options": QUICK}
+    whole, compacting = Generator(decoder, params, **options), Generator(decoder, params, compacts=True, **options)
+    assert all(map(same, whole.generate(requests), compacting.generate(requests)))
+    assert decoded_sizes(whole) == {16} and decoded_sizes(compacting) == {16, 8, 4}
+    before = compacting.compilations
+    compacting.generate(requests[::-1])
+    assert compacting.compilations == before
+    # Not where others may come.
+    generation = compacting.start(requests[:3], room=(16, 60))
+    pieces = list(generation)
+    assert len(generation._holder) == 4 and sum(len(piece.tokens) for piece in pieces) == sum(lengths[:3])
+
+
+def test_a_cancelled_sequence_stays_so_in_fewer_slots():
+    decoder, params, _ = model()
+    compacting = Generator(decoder, params, slots=8, chunk=4, compacts=True, compiler_options=QUICK)
+    requests = [Request(prompt=prompt_of(4), max_tokens=40, seed=number) for number in range(8)]
+    alone = compacting.generate(requests[5:6])[0]
+    generation = compacting.start(requests)
+    made = {request: [] for request in range(8)}
+    for number, piece in enumerate(generation):
+        made[piece.request] += piece.tokens.tolist()
+        if number == 7:
+            for request in (0, 1, 2, 3, 4, 6, 7):
+                generation.cancel(request)
+    assert decoded_sizes(compacting) >= {8, 4}
+    assert made[5] == alone.tokens.tolist() and all(len(made[request]) == 4 for request in range(8) if request != 5)
+
+
 def test_nothing_to_do():
     assert generator().generate([]) == []
 
