@@ -217,7 +217,7 @@ def _base(keys: Keys, path: Path, open_model: Callable[[Path], WeightSource]) ->
     if kind != "LORA":
         raise keys.wrong("peft_type", "is not supported; LORA is")
     named = Path(keys.take("base_model_name_or_path", str))
-    for place in (named, path / named):
+    for place in (path / named, named):  # what lies beside the adapter before what lies where one works
         if place.exists() and place.resolve() != path.resolve():
             return open_model(place)
     raise keys.wrong(

@@ -82,6 +82,16 @@ def test_names_and_shapes_are_peft_s(tmp_path):
     np.testing.assert_allclose(second @ first * 2.0, update, atol=1e-5)
 
 
+def test_a_base_beside_the_adapter_comes_first(tmp_path, monkeypatch):
+    """Before one of that name from where the program runs."""
+    config, _, folder = saved(tmp_path)
+    work = tmp_path / "elsewhere" / "work"
+    for made in (work, work.parent / "base"):
+        made.mkdir(parents=True)
+    monkeypatch.chdir(work)
+    assert load_pretrained(folder)[0].lora == config.lora
+
+
 def test_merged_by_three_ways(tmp_path):
     config, params, folder = saved(tmp_path)
     _, merged = merge(config, params)
