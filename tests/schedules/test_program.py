@@ -258,21 +258,33 @@ def errors(gradients, wanted):
     return found
 
 
+def distances(gradients, exact):
+    """The root mean square of each parameter's error relative to that of its gradient."""
+    pairs = zip(jax.tree.leaves_with_path(gradients), jax.tree.leaves(exact), strict=True)
+    norm = np.linalg.norm
+    return {jax.tree_util.keystr(path): norm(np.asarray(got) - want) / norm(want) for (path, got), want in pairs}
+
+
 def check(case: Case) -> None:
-    decoder, params, batch, key, want_loss, want = reference(
-        case.layers,
-        "tied" in case.options,
-        0.1 if "dropout" in case.options else 0.0,
-        "bfloat16" if "bfloat16" in case.options else "float32",
-    )
+    model = case.layers, "tied" in case.options, 0.1 if "dropout" in case.options else 0.0
+    dtype = "bfloat16" if "bfloat16" in case.options else "float32"
+    decoder, params, batch, key, want_loss, want = reference(*model, dtype)
     remat = Remat.parse(case.remat, SAVEABLE_NAMES)
     options = dict(unroll="scan" not in case.options, vocab_parallel="spread" in case.options, poison=True)
     program = Program(case.make_schedule(), case.layers, remat, **options)
     pipeline = Pipeline(program, case.mesh, decoder, params, "tick" if "tick" in case.options else "step")
     loss, gradients = pipeline(batch, key)
-    loss_tolerance, tolerance = (2e-2, 5e-2) if "bfloat16" in case.options else (1e-5, 1e-4)
-    np.testing.assert_allclose(loss, want_loss, rtol=loss_tolerance)
-    assert {name: error for name, error in errors(gradients, want).items() if not error <= tolerance} == {}
+    if dtype == "bfloat16":
+        # Two computations that round differently: each is held against float32, and the pipeline may be no further
+        # from it than the whole model.
+        *_, exact_loss, exact = reference(*model, "float32")
+        np.testing.assert_allclose(loss, exact_loss, rtol=1e-4)
+        own, whole = distances(gradients, exact), distances(want, exact)
+        assert max(whole.values()) < 0.05
+        assert {name: error / whole[name] for name, error in own.items() if not error <= 1.5 * whole[name]} == {}
+    else:
+        np.testing.assert_allclose(loss, want_loss, rtol=1e-5)
+        assert {name: error for name, error in errors(gradients, want).items() if not error <= 1e-4} == {}
 
 
 @pytest.mark.parametrize("case", parse(QUICK_CASES), ids=str)
