@@ -261,8 +261,10 @@ def errors(gradients, wanted):
 def distances(gradients, exact):
     """The root mean square of each parameter's error relative to that of its gradient."""
     pairs = zip(jax.tree.leaves_with_path(gradients), jax.tree.leaves(exact), strict=True)
-    norm = np.linalg.norm
-    return {jax.tree_util.keystr(path): norm(np.asarray(got) - want) / norm(want) for (path, got), want in pairs}
+    return {
+        jax.tree_util.keystr(path): np.linalg.norm(np.asarray(got) - want) / np.linalg.norm(want)
+        for (path, got), want in pairs
+    }
 
 
 def check(case: Case) -> None:
@@ -274,17 +276,19 @@ def check(case: Case) -> None:
     program = Program(case.make_schedule(), case.layers, remat, **options)
     pipeline = Pipeline(program, case.mesh, decoder, params, "tick" if "tick" in case.options else "step")
     loss, gradients = pipeline(batch, key)
+    loss_tolerance, tolerance = (1e-4, 5e-2) if dtype == "bfloat16" else (1e-5, 1e-4)
+    np.testing.assert_allclose(loss, want_loss, rtol=loss_tolerance)
+    rounding = {}
     if dtype == "bfloat16":
-        # Two computations that round differently: each is held against float32, and the pipeline may be no further
-        # from it than the whole model.
+        # The whole model rounds too: the pipeline may be no further from float32 than it is.
         *_, exact_loss, exact = reference(*model, "float32")
-        np.testing.assert_allclose(loss, exact_loss, rtol=1e-4)
-        own, whole = distances(gradients, exact), distances(want, exact)
+        np.testing.assert_allclose(loss, exact_loss, rtol=loss_tolerance)
+        rounding, own, whole = errors(want, exact), distances(gradients, exact), distances(want, exact)
         assert max(whole.values()) < 0.05
         assert {name: error / whole[name] for name, error in own.items() if not error <= 1.5 * whole[name]} == {}
-    else:
-        np.testing.assert_allclose(loss, want_loss, rtol=1e-5)
-        assert {name: error for name, error in errors(gradients, want).items() if not error <= 1e-4} == {}
+    found = errors(gradients, want)
+    wrong = {name: error for name, error in found.items() if not error <= max(tolerance, rounding.get(name, 0.0))}
+    assert wrong == {}
 
 
 @pytest.mark.parametrize("case", parse(QUICK_CASES), ids=str)
