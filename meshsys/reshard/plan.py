@@ -25,6 +25,7 @@ __all__ = ["ReshardPlan", "plan_reshard"]
 PyTree = Any
 
 _BUCKET_BYTES = 64 << 20
+_CACHED_BYTES = 1 << 20  # on a CPU, what a device has on its way stays in the cache: memory's speed is the limit there
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,6 +195,8 @@ def _move(
     geometry, found = _routed(_Sides(source, destination), devices)
     move = LeafMove(name, source, destination, dtypes, geometry, found)
     room = max(bucket_bytes - move.source_bytes - move.destination_bytes, bucket_bytes // 4, 1)
+    if devices[0].platform == "cpu":
+        room = min(room, _CACHED_BYTES)
     return move.cut(-(-move.transit_bytes // room))
 
 

@@ -84,7 +84,7 @@ def _differ(move: LeafMove, now: jax.Array, sent: jax.Array) -> jax.Array:
 
 def _move_batch(moves: Sequence[LeafMove], blocks: Sequence[jax.Array]) -> list[jax.Array]:
     if moves[0].pieces == 1:
-        views = [_bits(_source_view(move, block), move) for move, block in zip(moves, blocks, strict=True)]
+        views = [_packed(_source_view(move, block), move) for move, block in zip(moves, blocks, strict=True)]
         moved = _exchange(moves, views)
         return [result.reshape(move.destination.block) for move, result in zip(moves, moved, strict=True)]
     (move,), (block,) = moves, blocks
@@ -108,7 +108,7 @@ def _piecewise(
     def body(i: jax.Array, out: jax.Array) -> jax.Array:
         at = which(i) * size
         piece = lax.dynamic_slice_in_dim(view, at, size, axis)
-        (moved,) = _exchange([move], [piece if is_bits else _bits(piece, move)])
+        (moved,) = _exchange([move], [piece if is_bits else _packed(piece, move)])
         return lax.dynamic_update_slice_in_dim(out, moved, at, axis)
 
     return lax.fori_loop(0, count, body, out)
@@ -134,7 +134,7 @@ def _interleaved(grid: Sequence[int], unit: Sequence[int]) -> tuple[int, ...]:
 
 
 def _exchange(moves: Sequence[LeafMove], views: Sequence[jax.Array]) -> list[jax.Array]:
-    """Destination views of the bits of source views; moves whose exchanges are of the same kinds and groups."""
+    """Destination views of source views, packed or as bits; moves whose exchanges are of the same kinds and groups."""
     units = [_Units(view) for view in views]
     pools: list[list[jax.Array]] = [[] for _ in moves]
     for number, exchange in enumerate(moves[0].route.exchanges):
@@ -233,12 +233,17 @@ def _from_units(units: jax.Array, grid: Sequence[int]) -> jax.Array:
     return units.reshape(*grid, *units.shape[1:]).transpose([at for k in range(dims) for at in (k, dims + k)])
 
 
+def _packed(array: jax.Array, move: LeafMove) -> jax.Array:
+    """Cast to the dtype of the way; a narrow one as bits, as compilers widen such numbers, which changes NaNs."""
+    return _bits(array, move) if move.wire.itemsize < 4 else array.astype(move.wire)
+
+
 def _bits(array: jax.Array, move: LeafMove) -> jax.Array:
-    """Cast to the dtype of the way, as bits: no compiler widens those, and no NaN changes."""
+    """Cast to the dtype of the way, as bits, which are equal where NaNs are."""
     array = array.astype(move.wire)
     return array if move.bits == move.wire else lax.bitcast_convert_type(array, move.bits)
 
 
-def _cast_back(bits: jax.Array, move: LeafMove) -> jax.Array:
-    array = bits if move.bits == move.wire else lax.bitcast_convert_type(bits, move.wire)
+def _cast_back(packed: jax.Array, move: LeafMove) -> jax.Array:
+    array = packed if packed.dtype == move.wire else lax.bitcast_convert_type(packed, move.wire)
     return array.astype(move.dtypes[1])
