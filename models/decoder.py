@@ -56,7 +56,9 @@ class Batch(NamedTuple):
     """Packed sequences; `sequence_B` is each row's index in the global batch.
 
     tokens, targets, positions, segment_ids are int32 [B, S]; weights float32 [B, S]; sequence int32 [B].
-    Queries see the keys of their own segment up to themselves; segment 0 is padding.
+    Queries see the keys of their own segment up to themselves; segment 0 is padding. Where several sequences of a row
+    share their beginning, that is a segment of its own, which trunk_ids, int32 [B, S], names for the tokens of each
+    continuation; 0 is none, None is none of any. Positions go on from it.
     """
 
     tokens: jax.Array
@@ -65,6 +67,7 @@ class Batch(NamedTuple):
     segment_ids: jax.Array
     weights: jax.Array
     sequence: jax.Array
+    trunk_ids: jax.Array | None = None
 
 
 class Context(NamedTuple):
@@ -224,6 +227,9 @@ class Decoder:
         if self.manual.context:
             place_BS = jnp.broadcast_to(self._places(batch)[0][None], batch.tokens.shape)
             mask = mask._replace(query_place_BS=place_BS, key_place_BT=place_BS)
+        if batch.trunk_ids is not None:
+            place_BS = batch.positions
+            mask = mask._replace(query_place_BS=place_BS, key_place_BT=place_BS, query_trunk_BS=batch.trunk_ids)
         return Context(batch, rotary, local, mask, key)
 
     def embed(self, shared: PyTree, context: Context) -> jax.Array:

@@ -75,6 +75,7 @@ class RlConfig(Section):
             changed (`delta`).
         prompts_per_step: prompts that a step samples responses to.
         samples_per_prompt: responses to each: a group.
+        responses_per_row: responses to one prompt that are learned from in one row, which has their prompt only once.
         max_prompt_tokens: longer prompts are left out.
         max_response_tokens: where a response is cut off; of a game, all tokens from the first action on.
         minibatches: parts of a step's responses, each an optimizer step.
@@ -96,6 +97,7 @@ class RlConfig(Section):
     reshard: Literal["copy", "delta"] = "copy"
     prompts_per_step: Count = 8
     samples_per_prompt: Count = 8
+    responses_per_row: Count = 1
     max_prompt_tokens: Count = 128
     max_response_tokens: Count = 128
     minibatches: Count = 1
@@ -127,6 +129,11 @@ class RlConfig(Section):
                 "of the newest policy; leave it out, or set rl.mode=overlap"
             )
         return self
+
+    @property
+    def rows_per_prompt(self) -> int:
+        """Rows that learn from the responses to one prompt."""
+        return self.samples_per_prompt // self.responses_per_row
 
     @property
     def responses(self) -> int:

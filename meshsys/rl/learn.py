@@ -74,7 +74,8 @@ class Learner:
 
     def __init__(self, config: RlConfig, recipe: Recipe, update: PolicyUpdate, rows: int, reference: PyTree = None):
         self._config, self._recipe, self._update, self._reference = config, recipe, update, reference
-        self._sizes = rows, update.assembly.config.data.sequence_length, config.max_response_tokens
+        length, self._together = update.assembly.config.data.sequence_length, config.responses_per_row
+        self._sizes = rows, length, config.max_response_tokens, self._together
         self.tolerance = _tolerance(config, update.assembly.config.model.dtype)
 
     @property
@@ -109,7 +110,7 @@ class Learner:
         updates = 0
         for number in range(self._updates):
             if number % parts == 0:  # an epoch begins
-                numbers = order.permutation(len(rollouts)) if parts > 1 else np.arange(len(rollouts))
+                numbers = self._shuffled(len(rollouts), order) if parts > 1 else np.arange(len(rollouts))
             part = np.split(numbers, parts)[number % parts]
             is_first = error is None
             state, metrics, found, difference = self._step(state, batch[part], check=is_first)
@@ -124,6 +125,11 @@ class Learner:
         record |= {name: value / updates for name, value in sums.items()}
         record |= {"sampler_logprob_error": float(error or 0.0), "learning_rate": float(metrics.learning_rate)}
         return state, record, metrics
+
+    def _shuffled(self, rollouts: int, order: np.random.Generator) -> NDArray[np.intp]:
+        """Numbers of rollouts in another order, those of a row together."""
+        rows = order.permutation(rollouts // self._together)
+        return (rows[:, None] * self._together + np.arange(self._together)).reshape(-1)
 
     def prepared(self, state: State, rollouts: Sequence[Rollout], score_N: Floats) -> tuple[Part, dict[str, float]]:
         """What all updates of a step are made of, and what the step's record says of it.
@@ -177,7 +183,7 @@ class Learner:
 
     def _scores(self, params: PyTree, rollouts: Sequence[Rollout]) -> tuple[Floats, Floats | None]:
         """Log-probabilities of the rollouts' tokens and the values before them, [N, T]; NaN where there is none."""
-        count = self._sizes[0]
+        count = self._sizes[0] * self._together
         found: list[list[Floats]] = []
         for start in range(0, len(rollouts), count):
             rows = RolloutRows(rollouts[start : start + count], *self._sizes)
@@ -210,7 +216,7 @@ class Learner:
             return None if values_NT is None else rows.to_rows(values_NT, fill=np.nan)
 
         fields = TokenFields(
-            sequence_ids_BS=rows.is_sampled_RS.astype(np.int32),  # type: ignore[arg-type]
+            sequence_ids_BS=rows.sequence_ids_RS,  # type: ignore[arg-type]
             old_logp_BS=places(part.old_NT) if self._updates > 1 else None,  # type: ignore[arg-type]
             advantage_BS=places(part.advantage_NT),
             importance_BS=places(part.importance_NT) if self._recipe.importance.mode != "none" else None,
@@ -272,12 +278,24 @@ def rows_of_an_update(config: RlConfig, unit: int) -> int:
     """Rows of an optimizer step, a multiple of `unit` that holds a minibatch.
 
     Raises:
-        ConfigError: the rollouts do not divide into minibatches.
+        ConfigError: the rollouts do not divide into minibatches, or these or groups into rows.
     """
+    together = config.responses_per_row
+    if config.samples_per_prompt % together:
+        raise ConfigError(
+            f"rl.responses_per_row={together} does not divide rl.samples_per_prompt={config.samples_per_prompt}; the "
+            "responses of a row are to one prompt, so set it to a divisor"
+        )
     if config.responses % config.minibatches:
         raise ConfigError(
             f"rl.minibatches={config.minibatches} does not divide the {config.responses} responses of a step, "
             f"rl.prompts_per_step={config.prompts_per_step} x rl.samples_per_prompt={config.samples_per_prompt}; set "
             "rl.minibatches to a divisor"
         )
-    return -(-config.responses // config.minibatches // unit) * unit
+    of_a_minibatch = config.responses // config.minibatches
+    if of_a_minibatch % together:
+        raise ConfigError(
+            f"rl.responses_per_row={together} does not divide the {of_a_minibatch} responses of a minibatch, "
+            f"{config.responses} in rl.minibatches={config.minibatches}; lower one of them"
+        )
+    return -(-of_a_minibatch // together // unit) * unit

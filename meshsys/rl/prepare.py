@@ -22,6 +22,7 @@ from meshsys.rl.modes.checks import check_mode
 from meshsys.rl.modes.periodic import groups_of_a_part
 from meshsys.rl.prompts import PromptStream
 from meshsys.rl.rewards import RewardPool
+from meshsys.rl.rollouts import length_of_a_row
 from meshsys.rl.speculative.sampling import Speculation, speculation_of
 from meshsys.rl.tasks.mixture import Mixture
 from meshsys.rl.tasks.registry import open_tasks
@@ -68,8 +69,8 @@ def prepare(config: Config, rl: RlConfig, topology: Topology) -> Prepared:
     unit = config.pipeline.microbatches * math.prod(getattr(axes, axis) for axis in BATCH_AXES)
     rows = rows_of_an_update(rl, unit)
     if rl.mode == "periodic":
-        rows = -(-groups_of_a_part(rl, unit) * rl.samples_per_prompt // unit) * unit
-    length = rl.max_prompt_tokens + rl.max_response_tokens
+        rows = -(-groups_of_a_part(rl, unit) * rl.rows_per_prompt // unit) * unit
+    length = length_of_a_row(rl.max_prompt_tokens, rl.max_response_tokens, rl.responses_per_row)
     parts = 2 * axes.context if axes.context > 1 else 1
     recipe = _recipe(rl, axes.context, config.model.dtype)
     of_an_update = config.model_copy(
@@ -123,7 +124,9 @@ def _games(rl: RlConfig, assembly: Assembly) -> Games | None:
 
 def _recipe(rl: RlConfig, context: int, dtype: str) -> Recipe:
     axis, exact = "context" if context > 1 else None, dtype == "float32" and rl.mode != "overlap"
-    recipe = rl.algorithm.recipe(rl.max_response_tokens, sequence_axis=axis, exact=exact)
+    recipe = rl.algorithm.recipe(
+        rl.max_response_tokens, max_sequences=rl.responses_per_row, sequence_axis=axis, exact=exact
+    )
     check_mode(rl, recipe)
     updates = rl.minibatches * rl.epochs
     if recipe.on_policy and updates > 1:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from meshsys.rl.prompt import Prompt
 from models import Batch
 
-__all__ = ["Game", "Rollout", "RolloutRows"]
+__all__ = ["Game", "Rollout", "RolloutRows", "length_of_a_row"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,19 +71,28 @@ class Rollout:
         return np.ones(self.tokens.shape, bool) if self.game is None else self.game.trained
 
 
-class RolloutRows:
-    """Rollouts in rows of one sequence each: prompt, response, padding.
+def length_of_a_row(prompt: int, response: int, together: int) -> int:
+    """Tokens of a row of so many responses to a prompt, of at most so many tokens each."""
+    return prompt - 1 + together * (response + 1)
 
-    A row's place t has token t and the target t + 1, so a response's first token is the target of the prompt's last.
+
+class RolloutRows:
+    """Rollouts in rows: prompt, response, padding; or a prompt and several responses to it.
+
+    A place has a token and, as its target, the one after it, so a response's first token is the target of the prompt's
+    last. Responses that share a row share their prompt but for its last token, with which each begins: it is a segment,
+    and each of them another that branches off from it. Nothing else sees another response.
 
     Args:
         rows: R; those after the last rollout are padding.
-        length: S, at least one prompt's and one response's tokens together.
+        length: S, at least `length_of_a_row`.
         max_tokens: T.
+        together: responses of a row; that many after one another have the same prompt.
     """
 
-    def __init__(self, rollouts: Sequence[Rollout], rows: int, length: int, max_tokens: int):
+    def __init__(self, rollouts: Sequence[Rollout], rows: int, length: int, max_tokens: int, together: int = 1):
         self._rollouts, self._shape, self._tokens = list(rollouts), (rows, length), max_tokens
+        self._together = together
 
     @cached_property
     def _counts(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -110,10 +119,18 @@ class RolloutRows:
         return padded
 
     @cached_property
+    def _begins_N(self) -> NDArray[np.int64]:
+        """Where in its row each response's first token is the target."""
+        prompts_N, responses_N = self._counts
+        before_N = np.cumsum(responses_N + 1) - responses_N - 1
+        number_N = np.arange(len(self._rollouts))
+        return prompts_N - 1 + before_N - before_N[number_N - number_N % self._together]
+
+    @cached_property
     def _places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Row and place of each token in the mask."""
-        row, token = np.nonzero(self.mask_NT)
-        return row, token + self._counts[0][row] - 1
+        number, token = np.nonzero(self.mask_NT)
+        return number // self._together, token + self._begins_N[number]
 
     def to_rows(self, values_NT: NDArray, fill: float = 0.0) -> NDArray[np.float32]:
         """A value for each token, where it is a target, float32 [R, S]."""
@@ -127,12 +144,17 @@ class RolloutRows:
         tokens[self.mask_NT] = values_RS[self._places]
         return tokens
 
-    @cached_property
+    @property
     def is_sampled_RS(self) -> NDArray[np.bool_]:
         """Where targets are tokens that the policy chose."""
-        is_sampled = np.zeros(self._shape, bool)
-        is_sampled[self._places] = True
-        return is_sampled
+        return self.sequence_ids_RS > 0
+
+    @cached_property
+    def sequence_ids_RS(self) -> NDArray[np.int32]:
+        """Which of its row's responses such a target belongs to, counted from 1; else 0."""
+        ids, (row, place) = np.zeros(self._shape, np.int32), self._places
+        ids[row, place] = np.nonzero(self.mask_NT)[0] % self._together + 1
+        return ids
 
     def batch(self, weights_NT: NDArray | None = None) -> Batch:
         """The rows as NumPy's arrays.
@@ -141,20 +163,19 @@ class RolloutRows:
             weights_NT: of the tokens; by default 1.
         """
         rows, length = self._shape
-        ids = np.zeros((rows, length + 1), np.int32)
-        prompts_N, responses_N = self._counts
-        for row, one in enumerate(self._rollouts):
-            ids[row, : prompts_N[row]] = one.prompt_ids
-            ids[row, prompts_N[row] : prompts_N[row] + responses_N[row]] = one.tokens
-        count_R = np.zeros(rows, np.int64)
-        count_R[: len(self._rollouts)] = prompts_N + responses_N
-        place_S = np.arange(length, dtype=np.int32)
+        tokens, targets, segments, trunks = (np.zeros((rows, length), np.int32) for _ in range(4))
+        positions = np.tile(np.arange(length, dtype=np.int32), (rows, 1))
+        for number, (one, begin) in enumerate(zip(self._rollouts, self._begins_N, strict=True)):
+            row, which = divmod(number, self._together)
+            before, end = len(one.prompt_ids) - 1, begin + 1 + len(one.tokens)
+            tokens[row, :before], targets[row, :before] = one.prompt_ids[:-1], one.prompt_ids[1:]
+            tokens[row, begin], tokens[row, begin + 1 : end] = one.prompt_ids[-1], one.tokens
+            targets[row, begin : end - 1] = one.tokens
+            segments[row, :before], segments[row, begin:end] = 1, 1
+            if self._together > 1:
+                positions[row, begin:end] = np.arange(before, before + end - begin)
+                segments[row, begin:end], trunks[row, begin:end] = which + 2, 1
         weights_NT = self.mask_NT.astype(np.float32) if weights_NT is None else weights_NT
-        return Batch(
-            tokens=ids[:, :-1],  # type: ignore[arg-type]
-            targets=ids[:, 1:],  # type: ignore[arg-type]
-            positions=np.broadcast_to(place_S, (rows, length)),  # type: ignore[arg-type]
-            segment_ids=(place_S < count_R[:, None]).astype(np.int32),  # type: ignore[arg-type]
-            weights=self.to_rows(weights_NT),  # type: ignore[arg-type]
-            sequence=np.arange(rows, dtype=np.int32),  # type: ignore[arg-type]
-        )
+        sequence, weights = np.arange(rows, dtype=np.int32), self.to_rows(weights_NT)
+        shared = trunks if self._together > 1 else None
+        return Batch(tokens, targets, positions, segments, weights, sequence, shared)  # type: ignore[arg-type]

@@ -51,8 +51,8 @@ def attend(
             `models.attention.fused`. `auto` takes the fastest.
         axis: a manual mesh axis over which the sequence is divided, None if it is not; places in the mask are then
             counted over all devices, and it is computed blockwise. The backward has collectives over the axis too.
-        in_order: the mask's places are 0, 1, 2, ..., of queries and of keys. The kernel for TPU skips what is after a
-            query, and has to know that before it sees the data.
+        in_order: the mask's places are 0, 1, 2, ..., of queries and of keys, unless it has a trunk. The kernel for TPU
+            skips what is after a query, and has to know that before it sees the data.
 
     Returns:
         [B, S, N, V] in the dtype of the values, with the name "context" for remat policies. With that saved, nothing

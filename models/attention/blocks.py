@@ -88,6 +88,7 @@ def mask_blocks(mask: Mask, query_block: int, key_block: int) -> Mask:
         key_place_BT=_split(mask.key_place_BT, key_block),
         query_segment_BS=_split(mask.query_segment_BS, query_block, _NO_QUERY),
         key_segment_BT=_split(mask.key_segment_BT, key_block, _NO_KEY),
+        query_trunk_BS=None if mask.query_trunk_BS is None else _split(mask.query_trunk_BS, query_block),
     )
 
 
@@ -212,6 +213,7 @@ def _seen_keys(
             key_place_BT=_take(mask.key_place_BT, j),
             query_segment_BS=_take(mask.query_segment_BS, i),
             key_segment_BT=_take(mask.key_segment_BT, j),
+            query_trunk_BS=None if mask.query_trunk_BS is None else _take(mask.query_trunk_BS, i),
         )
     )
     # A weight of 0 does not help against a value that is not finite.
@@ -259,9 +261,10 @@ def active(mask: Mask) -> jax.Array:
         seen_IJB &= (window == 0) | (_each(jnp.subtract, query_low, key_high) < window)
     if mask.prefix_B is not None:
         seen_IJB |= (key_low < mask.prefix_B[None])[None]
-    query_first, query_last = _range(mask.query_segment_BS, mask.query_segment_BS > 0)
-    key_first, key_last = _range(mask.key_segment_BT, mask.key_segment_BT > 0)
-    shared_IJB = _each(jnp.less_equal, query_first, key_last) & _each(jnp.greater_equal, query_last, key_first)
+    keys = _range(mask.key_segment_BT, mask.key_segment_BT > 0)
+    shared_IJB = _overlap(_range(mask.query_segment_BS, mask.query_segment_BS > 0), keys)
+    if mask.query_trunk_BS is not None:
+        shared_IJB |= _overlap(_range(mask.query_trunk_BS, mask.query_trunk_BS > 0), keys)
     # Padding has a range of its own: it is often at the end of a row, far from 1.
     shared_IJB |= _each(jnp.logical_and, (mask.query_segment_BS == 0).any(-1), (mask.key_segment_BT == 0).any(-1))
     return (seen_IJB & shared_IJB).any(-1)
@@ -270,6 +273,11 @@ def active(mask: Mask) -> jax.Array:
 def _range(x_IBQ: jax.Array, counted_IBQ: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Least and greatest of what is counted, [I, B]; where nothing is, `_FAR` and `-_FAR`."""
     return jnp.where(counted_IBQ, x_IBQ, _FAR).min(-1), jnp.where(counted_IBQ, x_IBQ, -_FAR).max(-1)
+
+
+def _overlap(x: tuple[jax.Array, jax.Array], y: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Whether ranges have something in common, [I, J, B]."""
+    return _each(jnp.less_equal, x[0], y[1]) & _each(jnp.greater_equal, x[1], y[0])
 
 
 def _each(function: Callable[[jax.Array, jax.Array], jax.Array], x_IB: jax.Array, y_JB: jax.Array) -> jax.Array:

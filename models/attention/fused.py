@@ -1,8 +1,8 @@
 """The backend's own attention kernels, where they can compute what is asked for.
 
 On TPU, splash attention (Pallas): causal with segments, tokens in order, a multiple of 128 of them; a window if it is
-the same in all layers (no traced value), and no prefix. The devices of the mesh axes that are left to XLA must divide
-the key-value heads.
+the same in all layers (no traced value), and neither prefix nor trunk. The devices of the mesh axes that are left to
+XLA must divide the key-value heads.
 
 On GPU, cuDNN's attention through `jax.nn.dot_product_attention`: any mask, for which it needs a few bytes for each
 query and key, but none for each head; bfloat16 or float16, no softcap, heads of at most 128 dimensions, a multiple of
@@ -59,8 +59,8 @@ def can_fuse(
     (_, S, _, H), (_, T, K, V) = q_BSNH.shape, v_BTKV.shape
     kind = platform()
     if kind == "tpu":
-        causal = in_order and S == T and mask.prefix_B is None and not isinstance(mask.window, jax.Array)
-        return causal and S % _LANES == 0 and can_divide(K)
+        causal = in_order and S == T and mask.prefix_B is None and mask.query_trunk_BS is None
+        return causal and not isinstance(mask.window, jax.Array) and S % _LANES == 0 and can_divide(K)
     if kind in ("gpu", "cuda"):
         fits = not scores.softcap and H == V and H <= _LANES and H % 8 == 0
         return fits and v_BTKV.dtype in (jnp.bfloat16, jnp.float16) and can_divide(K)

@@ -14,7 +14,8 @@ __all__ = ["Mask", "causal_mask", "visible"]
 
 
 class Mask(NamedTuple):
-    """A query sees the keys of its own segment that are not after it, not beyond the window, or in the prefix.
+    """A query sees the keys of its own segment, and of the one that this branches off from, that are not after it, not
+    beyond the window, or in the prefix.
 
     Attributes:
         query_place_BS, key_place_BT: int32, the place of each token in its row. Places need not ascend.
@@ -23,6 +24,9 @@ class Mask(NamedTuple):
             traced, as layers differ.
         prefix_B: int32, every query of the row sees all keys of its segment at places below this, whatever the window
             (prefix LM, Raffel et al. 2020); None is no prefix.
+        query_trunk_BS: int32, another segment whose keys a query sees as if they were of its own: the beginning that
+            several continuations in a row share. Places then are those within a sequence, its beginning included, so
+            that branches have the same ones. 0 is none; None is none of any.
     """
 
     query_place_BS: jax.Array
@@ -31,6 +35,7 @@ class Mask(NamedTuple):
     key_segment_BT: jax.Array
     window: jax.Array | int | None = None
     prefix_B: jax.Array | None = None
+    query_trunk_BS: jax.Array | None = None
 
 
 def causal_mask(
@@ -51,4 +56,9 @@ def visible(mask: Mask) -> jax.Array:
         seen_BST &= (window == 0) | (distance_BST < window)
     if mask.prefix_B is not None:
         seen_BST |= (mask.key_place_BT < mask.prefix_B[:, None])[:, None, :]
-    return seen_BST & (mask.query_segment_BS[:, :, None] == mask.key_segment_BT[:, None, :])
+    key_segment_B1T = mask.key_segment_BT[:, None, :]
+    shared_BST = mask.query_segment_BS[:, :, None] == key_segment_B1T
+    if mask.query_trunk_BS is not None:
+        trunk_BS1 = mask.query_trunk_BS[:, :, None]
+        shared_BST |= (trunk_BS1 == key_segment_B1T) & (trunk_BS1 > 0)
+    return seen_BST & shared_BST

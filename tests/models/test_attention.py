@@ -53,6 +53,14 @@ def causal(segments, window=0, prefix=(0, 0)):
     return causal_mask(segment_ids, jnp.int32(window), jnp.asarray(prefix, jnp.int32))
 
 
+def branched(window=0):
+    """Sequences that share their beginning: the second row has two such groups, and a lone sequence."""
+    segment = jnp.asarray([[1] * 3 + [2] * 4 + [3] * 4, [1, 1, 2, 3, 4, 4, 5, 5, 6, 6, 0]], jnp.int32)
+    trunk = jnp.asarray([[0] * 3 + [1] * 8, [0, 0, 1, 1, 0, 0, 4, 4, 0, 0, 0]], jnp.int32)
+    place = jnp.asarray([[0, 1, 2, 3, 4, 5, 6, 3, 4, 5, 6], [0, 1, 2, 2, 0, 1, 2, 3, 0, 1, 2]], jnp.int32)
+    return Mask(place, place, segment, segment, jnp.int32(window), None, trunk)
+
+
 MASKS = {
     "causal": causal([[1] * 11] * 2),
     "packed": causal([[1] * 4 + [2] * 5 + [0] * 2, [1] * 11]),
@@ -62,6 +70,11 @@ MASKS = {
     "random_windowed_prefix": random_mask(6, 11, 11, 4, (4, 0)),
     "without_options": causal_mask(jnp.ones((B, 11), jnp.int32)),
     "other_keys": random_mask(7, 6, 11, 5),
+    "branched": branched(),
+    "branched_windowed": branched(3),
+    "branched_at_random": random_mask(9, 11, 11, 5, (3, 0))._replace(
+        query_trunk_BS=jnp.asarray(np.random.default_rng(9).integers(0, 3, (B, 11)), jnp.int32)
+    ),
     "few_queries": random_mask(8, 2, 11, 6, (4, 0)),
 }
 

@@ -9,7 +9,8 @@ import numpy as np
 def sees(mask, b, s, t):
     """Whether query s of row b may look at key t; the mask's arrays are numpy's."""
     query_place, key_place = mask.query_place_BS[b, s], mask.key_place_BT[b, t]
-    if mask.query_segment_BS[b, s] != mask.key_segment_BT[b, t]:
+    key_segment, trunk = mask.key_segment_BT[b, t], 0 if mask.query_trunk_BS is None else mask.query_trunk_BS[b, s]
+    if mask.query_segment_BS[b, s] != key_segment and (trunk == 0 or trunk != key_segment):
         return False
     if mask.prefix_B is not None and key_place < mask.prefix_B[b]:
         return True

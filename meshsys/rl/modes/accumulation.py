@@ -38,7 +38,7 @@ class Accumulation:
         self._told: list[dict[str, float]] = []
 
     def add(self, rollouts: Sequence[Rollout], score_N: NDArray[np.float64]) -> None:
-        """Another part: whole groups, as many rollouts at most as the program has rows.
+        """Another part: whole groups, as many at most as the rows of the program hold.
 
         Raises:
             Mismatch: sampler and trainer differ.

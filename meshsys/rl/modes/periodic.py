@@ -54,7 +54,7 @@ class Periodic:
         self._config, self._recipe, self._update = config, recipe, update
         self._sampler, self._collector, self._rewards = sampler, collector, rewards
         self._learner, self._prompts = learner, prompts
-        self._together = rows // config.samples_per_prompt
+        self._together = rows // config.rows_per_prompt
 
     def step(self, state: State, step: int, version: int) -> Stepped:
         """See `meshsys.rl.modes.alternate.Alternate.step`."""
@@ -136,4 +136,4 @@ class _Sampling:
 
 def groups_of_a_part(config: RlConfig, unit: int) -> int:
     """The fewest groups that fill the rows of a program, a multiple of `unit`; but no more than a step has."""
-    return min(math.ceil(unit / config.samples_per_prompt), config.prompts_per_step)
+    return min(math.ceil(unit / config.rows_per_prompt), config.prompts_per_step)

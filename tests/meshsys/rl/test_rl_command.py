@@ -178,6 +178,14 @@ BAD_OPTIONS: dict[str, tuple[list[str], str]] = {
     "no rl": (["rl=null"], "rl is missing; `meshsys rl` needs that section"),
     "lone responses": (["rl.samples_per_prompt=1"], "rl.samples_per_prompt=1, but rl.algorithm.name=grpo compares the"),
     "minibatches": (["rl.minibatches=3"], "rl.minibatches=3 does not divide the 8 responses of a step"),
+    "responses of a row": (
+        ["rl.responses_per_row=4"],
+        "rl.responses_per_row=4 does not divide rl.samples_per_prompt=2",
+    ),
+    "rows of a minibatch": (
+        ["rl.responses_per_row=2", "rl.minibatches=8"],
+        "rl.responses_per_row=2 does not divide the 1 responses of a minibatch, 8 in rl.minibatches=8",
+    ),
     "sampling axes": (["rl.sampling.axes.tensor=3"], "is not the 4 devices that train; change one of them"),
     "sampling data": (["rl.sampling.axes.data=4"], "rl.sampling.axes: data 4 x tensor 2"),
     "no flush": (["pipeline.schedule=pipedream_2bw"], "pipeline.schedule=pipedream_2bw has no flush"),

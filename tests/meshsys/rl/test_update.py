@@ -19,7 +19,7 @@ from meshsys.rl.kl import KlPenalty
 from meshsys.rl.objectives import Gspo, PolicyLoss, PpoClip, TokenFields
 from meshsys.rl.policy import PolicyBatch
 from meshsys.rl.prompt import Prompt
-from meshsys.rl.rollouts import Rollout, RolloutRows
+from meshsys.rl.rollouts import Rollout, RolloutRows, length_of_a_row
 from meshsys.rl.update import PolicyUpdate, Sampled
 from meshsys.rl.values import ValueFields, ValueLoss
 from models import Batch, Decoder
@@ -58,21 +58,21 @@ def make_rollouts(random: np.random.Generator, count: int) -> list[Rollout]:
 
 
 class Case:
-    def __init__(self, row: str):
+    def __init__(self, row: str, length: int = LENGTH, together: int = 1):
         schedule, mesh, microbatches, layers, remat, head, sampling, objective = row.split()
         temperature, top_k, top_p = sampling.split(",")
         self.sampling = Sampling(float(temperature), int(top_k), float(top_p))
         sizes = dict(zip(("pipe", "data", "fsdp", "tensor", "context"), map(int, mesh.split("x")), strict=True))
         axis = "context" if sizes["context"] > 1 else None
         losses = {"clipped": CLIPPED, "valued": VALUED}
-        self.loss = (losses | {"gspo": PolicyLoss(Gspo(0.01, 0.02, axis=axis))})[objective]
+        self.loss = (losses | {"gspo": PolicyLoss(Gspo(0.01, 0.02, together, axis))})[objective]
         self.plain_loss = (losses | {"gspo": PolicyLoss(Gspo(0.01, 0.02))})[objective]
         self.has_values = objective == "valued"
         config = Config.model_validate(
             {
                 "run": {"name": "test", "seed": 3},
                 "model": {"layers": int(layers), "d_model": 16, "heads": 4, "kv_heads": 2, "d_ff": 32},
-                "data": {"sequence_length": LENGTH, "batch_size": ROWS},
+                "data": {"sequence_length": length, "batch_size": ROWS},
                 "mesh": {"topology": str(math.prod(sizes.values())), "axes": sizes},
                 "pipeline": {"schedule": schedule, "microbatches": int(microbatches), "remat": remat, "head": head},
                 "train": {"learning_rate": 1e-3, "gradient_clip": 0.0},
@@ -118,7 +118,7 @@ def policy_batch(case: Case, rollouts: RolloutRows, random: np.random.Generator,
         return rollouts.to_rows(scored + random.normal(size=mask.shape) * 0.2, fill=np.nan)
 
     fields = TokenFields(
-        sequence_ids_BS=rollouts.is_sampled_RS.astype(np.int32),
+        sequence_ids_BS=rollouts.sequence_ids_RS,
         old_logp_BS=near() if old else None,
         advantage_BS=rollouts.to_rows(random.normal(size=mask.shape), fill=np.nan),
         importance_BS=rollouts.to_rows(random.uniform(0.5, 1.5, mask.shape), fill=np.nan),
@@ -225,3 +225,96 @@ def test_rows_hold_prompt_response_and_padding() -> None:
     again = rollouts.to_tokens(logp)
     np.testing.assert_array_equal(again[rollouts.mask_NT], rollouts.padded("log_probs")[rollouts.mask_NT])
     assert np.isnan(again[~rollouts.mask_NT]).all()
+
+
+TOGETHER, PROMPT = 3, 14  # responses of a row, and tokens of the longest prompt
+SHARED = """
+schedule           mesh        M   layers  remat   head            sampling      objective
+1f1b               2x2x1x2x1   3   3       full    last_stage      1,0,1         gspo
+zb_h1              2x1x2x1x1   3   2       none    vocab_parallel  0.7,0,1       clipped
+zbv                2x1x1x1x2   3   4       none    last_stage      0.8,20,0.9    gspo
+interleaved_1f1b   2x1x1x2x1   2   5       full    last_stage      0.7,0,1       valued
+"""
+
+
+def share_prompts(rollouts: list[Rollout]) -> list[Rollout]:
+    """The same, each with the prompt of the first of its row."""
+    first = [number - number % TOGETHER for number in range(len(rollouts))]
+    return [replace(one, prompt_ids=rollouts[at].prompt_ids, group=at) for one, at in zip(rollouts, first, strict=True)]
+
+
+@pytest.mark.parametrize("row", rows(SHARED))
+def test_responses_that_share_a_row_are_learned_as_those_in_rows_of_their_own(row: str) -> None:
+    count, length = ROWS * TOGETHER, length_of_a_row(PROMPT, TOKENS, TOGETHER)
+    length += -length % 4  # which two devices of `context` divide in two chunks each
+    case, random = Case(row, length, TOGETHER), np.random.default_rng(0)
+    made, sizes = share_prompts(make_rollouts(random, count - 2 * TOGETHER)), (length, TOKENS)
+    alone, shared = RolloutRows(made, count, *sizes), RolloutRows(made, ROWS, *sizes, TOGETHER)
+    want_logp = alone.to_tokens(np.asarray(case.log_probs(case.params, alone.batch())))
+    scores, values = case.update.scored(case.state.params, shared.batch())
+    np.testing.assert_allclose(shared.to_tokens(scores), want_logp, atol=2e-5)
+
+    advantage = random.normal(size=want_logp.shape)
+    old = want_logp + random.normal(size=want_logp.shape) * 0.02
+    returned = random.normal(size=want_logp.shape)
+
+    def batch_of(rollouts: RolloutRows) -> PolicyBatch:
+        def to_rows(values_NT: np.ndarray) -> np.ndarray:
+            return rollouts.to_rows(values_NT, fill=np.nan)
+
+        reference = to_rows(old - 0.3) if case.loss.kl else None
+        fields = TokenFields(rollouts.sequence_ids_RS, to_rows(old), to_rows(advantage), None, reference)
+        weights = token_weights("token_mean", rollouts.mask_NT, TOKENS)
+        value_fields = ValueFields(fields.sequence_ids_BS, to_rows(old), to_rows(returned)) if case.has_values else None
+        return PolicyBatch(rollouts.batch(weights), fields, value_fields)
+
+    own = batch_of(alone)
+
+    def loss(params):
+        logp, fields = case.log_probs(params, own.batch), jax.tree.map(jnp.asarray, own.fields)
+        if not case.has_values:
+            return jnp.sum(own.batch.weights * case.plain_loss(logp, fields).loss_BS)
+        value, entropy = case.values_and_entropies(params, own.batch)
+        before, wanted = (jnp.where(alone.is_sampled_RS, x, 0) for x in own.values[1:])
+        held = before + jnp.clip(value - before, -0.2, 0.2)
+        value_loss = 0.25 * jnp.maximum((value - wanted) ** 2, (held - wanted) ** 2)
+        told = replace(case.plain_loss, entropy_coefficient=0.0)(logp, fields)
+        rest = jnp.where(alone.is_sampled_RS, value_loss - 0.3 * entropy, 0)
+        return jnp.sum(own.batch.weights * (told.loss_BS + rest))
+
+    want_loss, want_grads = jax.jit(jax.value_and_grad(loss))(case.params)
+    update = case.update
+    gradients = jax.jit(lambda p, b, r: update._gradients(p, b, jnp.ones((), jnp.float32), None, r))
+    (got_loss, learned), grads = gradients(
+        case.state.params, update._batches.put(batch_of(shared)), update._update_rows
+    )
+    np.testing.assert_allclose(got_loss, want_loss, rtol=1e-4)
+    np.testing.assert_allclose(shared.to_tokens(update._batches.take(learned.logp_BS)), want_logp, atol=2e-5)
+    got_grads = update.to_canonical(case.state._replace(params=grads)).params
+    for (path, got), wanted in zip(jax.tree.leaves_with_path(got_grads), jax.tree.leaves(want_grads), strict=True):
+        scale = np.abs(wanted).max()
+        assert np.abs(np.asarray(got) - np.asarray(wanted)).max() <= 1e-4 * scale, jax.tree_util.keystr(path)
+
+
+def test_rows_of_several_responses_hold_their_prompt_once() -> None:
+    made = share_prompts(make_rollouts(np.random.default_rng(4), 2 * TOGETHER))
+    rollouts = RolloutRows(made, 3, length_of_a_row(PROMPT, TOKENS, TOGETHER), TOKENS, TOGETHER)
+    batch, logp = rollouts.batch(), rollouts.to_rows(rollouts.padded("log_probs"))
+    assert batch.trunk_ids is not None
+    for row in range(2):
+        *own, last = made[row * TOGETHER].prompt_ids
+        at = len(own)
+        assert batch.tokens[row, :at].tolist() == own and set(batch.segment_ids[row, :at]) <= {1}
+        assert not batch.trunk_ids[row, :at].any()
+        for which in range(TOGETHER):
+            one = made[row * TOGETHER + which]
+            part = np.s_[row, at : at + len(one.tokens) + 1]
+            assert batch.tokens[part].tolist() == [last, *one.tokens]
+            assert batch.targets[part][:-1].tolist() == one.tokens.tolist()
+            assert batch.positions[part].tolist() == list(range(len(own), len(own) + len(one.tokens) + 1))
+            assert set(batch.segment_ids[part]) == {which + 2} and set(batch.trunk_ids[part]) == {1}
+            assert rollouts.sequence_ids_RS[part].tolist() == [which + 1] * len(one.tokens) + [0]
+            np.testing.assert_array_equal(logp[part][:-1], one.log_probs)
+            at += len(one.tokens) + 1
+        assert not batch.segment_ids[row, at:].any() and not batch.weights[row, at:].any()
+    assert not batch.segment_ids[2].any() and batch.weights.sum() == rollouts.mask_NT.sum()
