@@ -8,7 +8,7 @@ no penalty for leaving the reference, one update a step, Adam at a constant 3e-3
 that are among 16 of the 264. Tunix gets a new seed in every step, without which its noise would stay the same.
 Blocks of steps take turns, A B A B; a step's time is from one reward to the next without the reward, and the first
 block of each, which compiles, is left out. Tunix samples in the layout that it trains in; meshsys samples over 8
-data-parallel devices and reshards in between.
+data-parallel devices and reshards in between, and trains the responses to a prompt in one row.
 
 Tunix (`pip install google-tunix==0.1.7`, Python 3.12) brings its own JAX: install it into an environment of its own and
 run this script there, with this repository on PYTHONPATH. Without it the script measures meshsys alone.
@@ -39,6 +39,7 @@ from meshsys.rl.learn import Learner  # noqa: E402
 from meshsys.rl.prompt import Prompt  # noqa: E402
 from meshsys.rl.prompts import Asked  # noqa: E402
 from meshsys.rl.rewards import Scores  # noqa: E402
+from meshsys.rl.rollouts import length_of_a_row  # noqa: E402
 from meshsys.rl.sampler import OnSameDevices, Sampler  # noqa: E402
 from meshsys.rl.update import PolicyUpdate  # noqa: E402
 from meshsys.torus import place  # noqa: E402
@@ -101,7 +102,7 @@ class Ours:
                     "d_ff": D_FF,
                     "vocab_size": VOCAB,
                 },
-                "data": {"batch_size": PROMPTS * SAMPLES, "sequence_length": PROMPT + RESPONSE},
+                "data": {"batch_size": PROMPTS, "sequence_length": length_of_a_row(PROMPT, RESPONSE, SAMPLES)},
                 "mesh": {"topology": "4x2", "axes": {"fsdp": 4, "tensor": 2}},
                 "pipeline": {"split_backward": False},  # one rank waits for no other
                 "train": {
@@ -115,6 +116,7 @@ class Ours:
                     "algorithm": {"kl": {"coefficient": 0.0}},
                     "prompts_per_step": PROMPTS,
                     "samples_per_prompt": SAMPLES,
+                    "responses_per_row": SAMPLES,
                     "max_prompt_tokens": PROMPT,
                     "max_response_tokens": RESPONSE,
                 },
@@ -122,7 +124,7 @@ class Ours:
         )
         assert config.rl is not None
         assembly = assemble(config)
-        recipe = config.rl.algorithm.recipe(RESPONSE, exact=True)
+        recipe = config.rl.algorithm.recipe(RESPONSE, max_sequences=SAMPLES, exact=True)
         self.update = PolicyUpdate(assembly, make_mesh(assembly.placement), recipe.policy_loss, Sampling())
         self.state = self.update.init()
         self.params = jax.device_get(self.update.to_canonical(self.state).params)
@@ -132,7 +134,7 @@ class Ours:
         tokenizer: Any = SimpleNamespace(stop_ids=frozenset({EOS}), decode=lambda ids: ids)
         pool: Any = SimpleNamespace(submit=lambda samples: samples, collect=scores)
         self.collector = Collector(config.rl, self.sampler, pool, tokenizer, refills=False, seed=0)
-        self.learner = Learner(config.rl, recipe, self.update, PROMPTS * SAMPLES)
+        self.learner = Learner(config.rl, recipe, self.update, PROMPTS)
         self.seconds: list[float] = []
         self.rewards: list[float] = []
 
