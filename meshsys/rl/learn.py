@@ -114,9 +114,7 @@ class Learner:
             part = np.split(numbers, parts)[number % parts]
             is_first = error is None
             state, metrics, found, difference = self._step(state, batch[part], check=is_first)
-            if is_first:
-                error = difference
-                self.check(error, state)
+            error = difference if is_first else error
             updates += 1
             for name, value in found.items():
                 sums[name] = sums.get(name, 0.0) + value
@@ -146,7 +144,7 @@ class Learner:
             correction = recipe.importance(old_NT, sampled_NT, mask_NT)
             importance_NT = correction.weight_NT
             error = record["sampler_logprob_error"] = correction.metrics["logp_difference_max"]
-            self.check(error)
+            self.check(error, Sampled(sampled_NT, mask_NT), old_NT)
             record |= {
                 name: correction.metrics[name]
                 for name in ("logp_difference_mean", "sampler_kl", "importance_max", "importance_ess", "bounded_share")
@@ -196,7 +194,10 @@ class Learner:
         rows = self.rows_of(part)
         weight_NT = token_weights(self._recipe.aggregation, rows.mask_NT, self._config.max_response_tokens)
         tolerance = self.tolerance if check else math.inf
-        state, metrics, learned, error = self._update.update(state, *self.arguments(part, rows, weight_NT), tolerance)
+        batch, sampled = self.arguments(part, rows, weight_NT)
+        state, metrics, learned, error = self._update.update(state, batch, sampled, tolerance)
+        if check:
+            self.check(error, sampled, learned.logp_BS, state)
         found = {"loss": float(metrics.loss), "grad_norm": float(metrics.grad_norm), **told_of(learned, rows, part)}
         return state, metrics, found, error
 
@@ -228,15 +229,24 @@ class Learner:
         batch = PolicyBatch(rows.batch(weight_NT), fields, values)
         return batch, Sampled(rows.to_rows(rows.padded("log_probs")), rows.is_sampled_RS)
 
-    def check(self, error: float, state: State | None = None) -> None:
-        """Raises `Mismatch` for log-probabilities that differ by more than they may."""
-        if not error <= self.tolerance:
-            found = Mismatch(
-                f"a token has a log-probability that differs by {error:.3g} between sampler and trainer, and "
-                f"rl.sampling.tolerance is {self.tolerance:g}; raise that if the difference is one of precision"
-            )
-            found.state = state
-            raise found
+    def check(self, error: float, sampled: Sampled, trained: Any, state: State | None = None) -> None:
+        """Raises `Mismatch` for log-probabilities that differ by more than they may.
+
+        Args:
+            error: the largest difference.
+            trained: the trainer's log-probabilities, in the shape of the sampler's.
+        """
+        if error <= self.tolerance:
+            return
+        apart = np.where(sampled.is_sampled_RS, np.abs(trained - sampled.logp_RS), -1.0)
+        worst = np.unravel_index(np.argmax(np.where(np.isnan(apart), np.inf, apart)), apart.shape)
+        both = f"{sampled.logp_RS[worst]:.7g} by the sampler and {trained[worst]:.7g} by the trainer"
+        found = Mismatch(
+            f"a token has the log-probability {both}, and rl.sampling.tolerance={self.tolerance:g} is the most that "
+            "they may differ by; raise that if the difference is one of precision"
+        )
+        found.state = state
+        raise found
 
 
 def told_of(learned: Learned, rows: RolloutRows, part: Part) -> dict[str, float]:

@@ -47,11 +47,11 @@ class Accumulation:
         rows = self._learner.rows_of(part)
         here, aggregation = divisor(self._recipe.aggregation, rows.mask_NT), self._recipe.aggregation
         weight_NT = token_weights(aggregation, rows.mask_NT, self._max_tokens) * here
-        arguments = self._learner.arguments(part, rows, weight_NT)
-        self._sums, learned, error = self._update.accumulate(self._state.params, self._sums, *arguments)
+        batch, sampled = self._learner.arguments(part, rows, weight_NT)
+        self._sums, learned, error = self._update.accumulate(self._state.params, self._sums, batch, sampled)
         if "sampler_logprob_error" not in record:
             record["sampler_logprob_error"] = error
-            self._learner.check(error)
+            self._learner.check(error, sampled, learned.logp_BS)
         self._divisor += here
         self._tokens.append(int(rows.mask_NT.sum()))
         self._told.append(record | told_of(learned, rows, part))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -140,9 +141,14 @@ def test_overlap_drops_what_grows_too_old_and_asks_lost_prompts_again(tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["alternate", "periodic"])
-def test_a_sampler_that_differs_ends_the_run_with_its_state_saved(tmp_path: Path, mode: str) -> None:
+def test_a_sampler_that_differs_ends_the_run_with_its_state_saved(
+    tmp_path: Path, mode: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = make_config(tmp_path / "run", {"rl.mode": mode, "rl.sampling.tolerance": 1e-12})
     assert run_rl(config) == 1
+    told = " ".join("".join(capsys.readouterr()).split())
+    found = re.search(r"log-probability (-[\d.]+) by the sampler and (-[\d.]+) by the trainer, and rl.sampling", told)
+    assert found is not None and float(found[1]) == pytest.approx(float(found[2]), abs=1e-4)
     assert (tmp_path / "run" / "checkpoints" / "0").is_dir()
 
 
