@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from meshsys.errors import ConfigError
 from meshsys.rl.prompt import Prompt
 from models import Batch
 
@@ -88,11 +89,20 @@ class RolloutRows:
         length: S, at least `length_of_a_row`.
         max_tokens: T.
         together: responses of a row; that many after one another have the same prompt.
+
+    Raises:
+        ConfigError: they do not, as games of an environment that does not begin them alike.
     """
 
     def __init__(self, rollouts: Sequence[Rollout], rows: int, length: int, max_tokens: int, together: int = 1):
         self._rollouts, self._shape, self._tokens = list(rollouts), (rows, length), max_tokens
         self._together = together
+        for number, one in enumerate(self._rollouts):
+            if not np.array_equal(one.prompt_ids, self._rollouts[number - number % together].prompt_ids):
+                raise ConfigError(
+                    f"rl.responses_per_row={together}, but games of {one.prompt.id} did not begin with the same "
+                    "tokens; set rl.responses_per_row=1"
+                )
 
     @cached_property
     def _counts(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

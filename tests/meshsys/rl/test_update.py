@@ -13,6 +13,7 @@ import pytest
 
 from meshsys.assemble import assemble
 from meshsys.config import Config
+from meshsys.errors import ConfigError
 from meshsys.mesh import make_mesh
 from meshsys.rl.aggregation import token_weights
 from meshsys.rl.kl import KlPenalty
@@ -318,3 +319,9 @@ def test_rows_of_several_responses_hold_their_prompt_once() -> None:
             at += len(one.tokens) + 1
         assert not batch.segment_ids[row, at:].any() and not batch.weights[row, at:].any()
     assert not batch.segment_ids[2].any() and batch.weights.sum() == rollouts.mask_NT.sum()
+
+
+def test_responses_to_different_prompts_do_not_share_a_row() -> None:
+    made = make_rollouts(np.random.default_rng(5), 2 * TOGETHER)
+    with pytest.raises(ConfigError, match="rl.responses_per_row=3, but games of task/0 did not begin with the same"):
+        RolloutRows(made, 2, length_of_a_row(PROMPT, TOKENS, TOGETHER), TOKENS, TOGETHER)
