@@ -35,7 +35,7 @@ def test_against_numpy(config):
         return decoder.logits(params["shared"], decoder.hidden(params, context)[0]), decoder.loss_sum(params, batch)
 
     logits, loss = both(params, batch)
-    tokens, targets, positions, segments, weights, _ = map(np.asarray, batch)
+    tokens, targets, positions, segments, weights, _ = map(np.asarray, batch[:6])
     for row in range(B):
         want = numpy_decoder.logits(params, tokens[row], positions[row], segments[row], config)
         np.testing.assert_allclose(logits[row], want, rtol=1e-4, atol=1e-5)
