@@ -109,7 +109,7 @@ def at_step_0(step: Step, params) -> State:
 
 
 def batch_of(number: int) -> data.Batch:
-    return data.Batch(*map(np.asarray, random_batch(SEQUENCES, LENGTH, VOCAB, seed=number)))
+    return data.Batch(*map(np.asarray, jax.tree.leaves(random_batch(SEQUENCES, LENGTH, VOCAB, seed=number))))
 
 
 def rate_by_hand(step: int) -> float:
