@@ -224,11 +224,12 @@ class Decoder:
         rotary = rotary_table(batch.positions, config)
         local = rotary_table(batch.positions, config, local=True) if config.rope_local_theta else None
         mask = causal_mask(batch.segment_ids)
-        if self.manual.context:
-            place_BS = jnp.broadcast_to(self._places(batch)[0][None], batch.tokens.shape)
-            mask = mask._replace(query_place_BS=place_BS, key_place_BT=place_BS)
+        place_BS = None
         if batch.trunk_ids is not None:
             place_BS = batch.positions
+        elif self.manual.context:
+            place_BS = jnp.broadcast_to(self._places(batch)[0][None], batch.tokens.shape)
+        if place_BS is not None:
             mask = mask._replace(query_place_BS=place_BS, key_place_BT=place_BS, query_trunk_BS=batch.trunk_ids)
         return Context(batch, rotary, local, mask, key)
 

@@ -56,8 +56,9 @@ class Way:
         assembly = assemble(config)
         self._update = PolicyUpdate(assembly, make_mesh(assembly.placement), PolicyLoss(PpoClip(0.2, 0.2)), SOFTMAX)
         random = np.random.default_rng(0)
+        log_probs, versions = np.zeros(response, np.float32), np.zeros(response, np.int32)
         rollouts = [
-            Rollout(Prompt("bench/0", ""), ids, tokens, np.zeros(response, np.float32), tokens, group, sample, False)
+            Rollout(Prompt("bench/0", ""), ids, tokens, log_probs, versions, group, sample, False)
             for group in range(PROMPTS)
             for ids in [random.integers(0, 2048, prompt, np.int32)]
             for sample in range(GROUP)

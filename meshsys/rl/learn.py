@@ -74,8 +74,8 @@ class Learner:
 
     def __init__(self, config: RlConfig, recipe: Recipe, update: PolicyUpdate, rows: int, reference: PyTree = None):
         self._config, self._recipe, self._update, self._reference = config, recipe, update, reference
-        length, self._together = update.assembly.config.data.sequence_length, config.responses_per_row
-        self._sizes = rows, length, config.max_response_tokens, self._together
+        length = update.assembly.config.data.sequence_length
+        self._sizes = rows, length, config.max_response_tokens, config.responses_per_row
         self.tolerance = _tolerance(config, update.assembly.config.model.dtype)
 
     @property
@@ -126,8 +126,7 @@ class Learner:
 
     def _shuffled(self, rollouts: int, order: np.random.Generator) -> NDArray[np.intp]:
         """Numbers of rollouts in another order, those of a row together."""
-        rows = order.permutation(rollouts // self._together)
-        return (rows[:, None] * self._together + np.arange(self._together)).reshape(-1)
+        return order.permutation(np.arange(rollouts).reshape(-1, self._config.responses_per_row)).reshape(-1)
 
     def prepared(self, state: State, rollouts: Sequence[Rollout], score_N: Floats) -> tuple[Part, dict[str, float]]:
         """What all updates of a step are made of, and what the step's record says of it.
@@ -181,7 +180,7 @@ class Learner:
 
     def _scores(self, params: PyTree, rollouts: Sequence[Rollout]) -> tuple[Floats, Floats | None]:
         """Log-probabilities of the rollouts' tokens and the values before them, [N, T]; NaN where there is none."""
-        count = self._sizes[0] * self._together
+        count = self._sizes[0] * self._config.responses_per_row
         found: list[list[Floats]] = []
         for start in range(0, len(rollouts), count):
             rows = RolloutRows(rollouts[start : start + count], *self._sizes)
@@ -305,7 +304,7 @@ def rows_of_an_update(config: RlConfig, unit: int) -> int:
     of_a_minibatch = config.responses // config.minibatches
     if of_a_minibatch % together:
         raise ConfigError(
-            f"rl.responses_per_row={together} does not divide the {of_a_minibatch} responses of a minibatch, "
-            f"{config.responses} in rl.minibatches={config.minibatches}; lower one of them"
+            f"rl.responses_per_row={together} does not divide a minibatch of {of_a_minibatch}, as rl.minibatches="
+            f"{config.minibatches} parts have of {config.responses} responses; lower one of them"
         )
     return -(-of_a_minibatch // together // unit) * unit

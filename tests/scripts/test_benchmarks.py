@@ -98,6 +98,7 @@ def test_full_remat_of_a_stage_really_recomputes() -> None:
         ("check_pytorch.py", ("interleaved", "loops", "v")),
         ("bench_axes.py", ("predicted", "compiled")),
         ("bench_moe.py", ("step", "layer", "dropped")),
+        ("bench_shared_prompts.py", ("long", "equal", "short")),
     ],
 )
 def test_a_script_names_its_benchmarks(script: str, names: tuple[str, ...]) -> None:

@@ -184,7 +184,7 @@ BAD_OPTIONS: dict[str, tuple[list[str], str]] = {
     ),
     "rows of a minibatch": (
         ["rl.responses_per_row=2", "rl.minibatches=8"],
-        "rl.responses_per_row=2 does not divide the 1 responses of a minibatch, 8 in rl.minibatches=8",
+        "rl.responses_per_row=2 does not divide a minibatch of 1, as rl.minibatches=8 parts have of 8 responses",
     ),
     "sampling axes": (["rl.sampling.axes.tensor=3"], "is not the 4 devices that train; change one of them"),
     "sampling data": (["rl.sampling.axes.data=4"], "rl.sampling.axes: data 4 x tensor 2"),
