@@ -69,8 +69,13 @@ ALGORITHMS = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param("dapo", marks=pytest.mark.slow), "grpo"])
-def test_periodic_takes_the_steps_of_alternate(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "together"),
+    [pytest.param("dapo", 1, marks=pytest.mark.slow), pytest.param("dapo", 3, marks=pytest.mark.slow), ("grpo", 1)],
+)
+def test_periodic_takes_the_steps_of_alternate(
+    tmp_path: Path, name: str, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rollouts are the same ones, and parameters are to the order of sums.
 
     With gradient descent, as Adam makes steps of a full size out of gradients that are only noise.
@@ -78,7 +83,8 @@ def test_periodic_takes_the_steps_of_alternate(tmp_path: Path, name: str, monkey
     monkeypatch.setattr("meshsys.state.make_optimizer", lambda _: optax.trace(0.9))
     algorithm = ALGORITHMS[name]
     want, want_params = run(tmp_path / "alternate", rl__algorithm=algorithm)
-    got, got_params = run(tmp_path / "periodic", rl__algorithm=algorithm, rl__mode="periodic")
+    changes = {"rl__algorithm": algorithm, "rl__mode": "periodic", "rl__responses_per_row": together}
+    got, got_params = run(tmp_path / "periodic", **changes)
     for ours, theirs in zip(got, want, strict=True):
         for field in ("reward_mean", "response_tokens_mean", "tokens", "policy_version"):
             assert ours[field] == theirs[field], field

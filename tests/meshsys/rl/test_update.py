@@ -18,7 +18,7 @@ from meshsys.mesh import make_mesh
 from meshsys.rl.aggregation import token_weights
 from meshsys.rl.kl import KlPenalty
 from meshsys.rl.objectives import Gspo, PolicyLoss, PpoClip, TokenFields
-from meshsys.rl.policy import PolicyBatch
+from meshsys.rl.policy import Learned, PolicyBatch
 from meshsys.rl.prompt import Prompt
 from meshsys.rl.rollouts import Rollout, RolloutRows, length_of_a_row
 from meshsys.rl.update import PolicyUpdate, Sampled
@@ -132,6 +132,37 @@ def policy_batch(case: Case, rollouts: RolloutRows, random: np.random.Generator,
     return PolicyBatch(rollouts.batch(token_weights("token_mean", mask, TOKENS)), fields, values)
 
 
+def learned_as_by_the_whole_model(case: Case, batch: PolicyBatch, plain: PolicyBatch) -> Learned:
+    """What the update learns of a batch, whose loss and gradients are those of the whole model.
+
+    Args:
+        plain: the same in any rows, for the whole model.
+    """
+    is_learned = plain.fields.sequence_ids_BS > 0
+
+    def loss(params):
+        logp, fields = case.log_probs(params, plain.batch), jax.tree.map(jnp.asarray, plain.fields)
+        if not case.has_values:
+            return jnp.sum(plain.batch.weights * case.plain_loss(logp, fields).loss_BS)
+        value, entropy = case.values_and_entropies(params, plain.batch)
+        old, returned = (jnp.where(is_learned, x, 0) for x in plain.values[1:])
+        held = old + jnp.clip(value - old, -0.2, 0.2)
+        value_loss = 0.25 * jnp.maximum((value - returned) ** 2, (held - returned) ** 2)
+        told = replace(case.plain_loss, entropy_coefficient=0.0)(logp, fields)
+        return jnp.sum(plain.batch.weights * (told.loss_BS + jnp.where(is_learned, value_loss - 0.3 * entropy, 0)))
+
+    want_loss, want_grads = jax.jit(jax.value_and_grad(loss))(case.params)
+    update = case.update
+    gradients = jax.jit(lambda p, b, r: update._gradients(p, b, jnp.ones((), jnp.float32), None, r))
+    (got_loss, learned), grads = gradients(case.state.params, update._batches.put(batch), update._update_rows)
+    np.testing.assert_allclose(got_loss, want_loss, rtol=1e-4)
+    got_grads = update.to_canonical(case.state._replace(params=grads)).params
+    for (path, got), wanted in zip(jax.tree.leaves_with_path(got_grads), jax.tree.leaves(want_grads), strict=True):
+        scale = np.abs(wanted).max()
+        assert np.abs(np.asarray(got) - np.asarray(wanted)).max() <= 1e-4 * scale, jax.tree_util.keystr(path)
+    return learned
+
+
 @pytest.mark.parametrize("row", rows(CASES))
 def test_scores_losses_and_gradients_equal_the_whole_models(row: str) -> None:
     case, random = make_case(row), np.random.default_rng(0)
@@ -144,34 +175,13 @@ def test_scores_losses_and_gradients_equal_the_whole_models(row: str) -> None:
 
     batch = policy_batch(case, rollouts, random, old=True)
 
-    def loss(params):
-        logp, fields = case.log_probs(params, batch.batch), jax.tree.map(jnp.asarray, batch.fields)
-        if not case.has_values:
-            return jnp.sum(batch.batch.weights * case.plain_loss(logp, fields).loss_BS)
-        value, entropy = case.values_and_entropies(params, batch.batch)
-        old, returned = (jnp.where(is_sampled, x, 0) for x in batch.values[1:])
-        held = old + jnp.clip(value - old, -0.2, 0.2)
-        value_loss = 0.25 * jnp.maximum((value - returned) ** 2, (held - returned) ** 2)
-        told = replace(case.plain_loss, entropy_coefficient=0.0)(logp, fields)
-        return jnp.sum(batch.batch.weights * (told.loss_BS + jnp.where(is_sampled, value_loss - 0.3 * entropy, 0)))
-
-    want_loss, want_grads = jax.jit(jax.value_and_grad(loss))(case.params)
-    update = case.update
-    arrays = update._batches.put(batch)
-    gradients = jax.jit(lambda p, b, r: update._gradients(p, b, jnp.ones((), jnp.float32), None, r))
-    (got_loss, learned), grads = gradients(case.state.params, arrays, update._update_rows)
-    np.testing.assert_allclose(got_loss, want_loss, rtol=1e-4)
+    update, learned = case.update, learned_as_by_the_whole_model(case, batch, batch)
     np.testing.assert_allclose(update._batches.take(learned.logp_BS)[is_sampled], want[is_sampled], atol=2e-5)
     if case.has_values:
         told = case.values_and_entropies(case.params, rollouts.batch())
         for got, wanted in zip((values, update._batches.take(learned.entropy_BS)), told, strict=True):
             np.testing.assert_allclose(got[is_sampled], wanted[is_sampled], atol=2e-5)
         np.testing.assert_array_equal(update._batches.take(learned.value_BS)[is_sampled], values[is_sampled])
-    state = case.state._replace(params=grads)
-    got_grads = update.to_canonical(state).params
-    for (path, got), wanted in zip(jax.tree.leaves_with_path(got_grads), jax.tree.leaves(want_grads), strict=True):
-        scale = np.abs(wanted).max()
-        assert np.abs(np.asarray(got) - np.asarray(wanted)).max() <= 1e-4 * scale, jax.tree_util.keystr(path)
 
 
 def test_the_first_ratio_is_exactly_one_and_the_last_token_is_learned() -> None:
@@ -252,49 +262,11 @@ def test_responses_that_share_a_row_are_learned_as_those_in_rows_of_their_own(ro
     made, sizes = share_prompts(make_rollouts(random, count - 2 * TOGETHER)), (length, TOKENS)
     alone, shared = RolloutRows(made, count, *sizes), RolloutRows(made, ROWS, *sizes, TOGETHER)
     want_logp = alone.to_tokens(np.asarray(case.log_probs(case.params, alone.batch())))
-    scores, values = case.update.scored(case.state.params, shared.batch())
+    scores = case.update.score(case.state.params, shared.batch())
     np.testing.assert_allclose(shared.to_tokens(scores), want_logp, atol=2e-5)
-
-    advantage = random.normal(size=want_logp.shape)
-    old = want_logp + random.normal(size=want_logp.shape) * 0.02
-    returned = random.normal(size=want_logp.shape)
-
-    def batch_of(rollouts: RolloutRows) -> PolicyBatch:
-        def to_rows(values_NT: np.ndarray) -> np.ndarray:
-            return rollouts.to_rows(values_NT, fill=np.nan)
-
-        reference = to_rows(old - 0.3) if case.loss.kl else None
-        fields = TokenFields(rollouts.sequence_ids_RS, to_rows(old), to_rows(advantage), None, reference)
-        weights = token_weights("token_mean", rollouts.mask_NT, TOKENS)
-        value_fields = ValueFields(fields.sequence_ids_BS, to_rows(old), to_rows(returned)) if case.has_values else None
-        return PolicyBatch(rollouts.batch(weights), fields, value_fields)
-
-    own = batch_of(alone)
-
-    def loss(params):
-        logp, fields = case.log_probs(params, own.batch), jax.tree.map(jnp.asarray, own.fields)
-        if not case.has_values:
-            return jnp.sum(own.batch.weights * case.plain_loss(logp, fields).loss_BS)
-        value, entropy = case.values_and_entropies(params, own.batch)
-        before, wanted = (jnp.where(alone.is_sampled_RS, x, 0) for x in own.values[1:])
-        held = before + jnp.clip(value - before, -0.2, 0.2)
-        value_loss = 0.25 * jnp.maximum((value - wanted) ** 2, (held - wanted) ** 2)
-        told = replace(case.plain_loss, entropy_coefficient=0.0)(logp, fields)
-        rest = jnp.where(alone.is_sampled_RS, value_loss - 0.3 * entropy, 0)
-        return jnp.sum(own.batch.weights * (told.loss_BS + rest))
-
-    want_loss, want_grads = jax.jit(jax.value_and_grad(loss))(case.params)
-    update = case.update
-    gradients = jax.jit(lambda p, b, r: update._gradients(p, b, jnp.ones((), jnp.float32), None, r))
-    (got_loss, learned), grads = gradients(
-        case.state.params, update._batches.put(batch_of(shared)), update._update_rows
-    )
-    np.testing.assert_allclose(got_loss, want_loss, rtol=1e-4)
-    np.testing.assert_allclose(shared.to_tokens(update._batches.take(learned.logp_BS)), want_logp, atol=2e-5)
-    got_grads = update.to_canonical(case.state._replace(params=grads)).params
-    for (path, got), wanted in zip(jax.tree.leaves_with_path(got_grads), jax.tree.leaves(want_grads), strict=True):
-        scale = np.abs(wanted).max()
-        assert np.abs(np.asarray(got) - np.asarray(wanted)).max() <= 1e-4 * scale, jax.tree_util.keystr(path)
+    own, batch = (policy_batch(case, made, np.random.default_rng(1), old=True) for made in (alone, shared))
+    learned = learned_as_by_the_whole_model(case, batch, own)
+    np.testing.assert_allclose(shared.to_tokens(case.update._batches.take(learned.logp_BS)), want_logp, atol=2e-5)
 
 
 def test_rows_of_several_responses_hold_their_prompt_once() -> None:

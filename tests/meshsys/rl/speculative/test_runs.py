@@ -17,7 +17,7 @@ STEPS, EVERY = 8, 3
 TIMES = ("compilations", "tokens_per_s")
 
 
-def config_of(folder: Path, mode: str) -> Config:
+def config_of(folder: Path, mode: str, together: int) -> Config:
     return Config.model_validate(
         {
             "run": {"name": "test", "seed": 1, "dir": str(folder / "run")},
@@ -32,6 +32,7 @@ def config_of(folder: Path, mode: str) -> Config:
                 "algorithm": {"name": "dr_grpo"},
                 "prompts_per_step": 2,
                 "samples_per_prompt": 4,
+                "responses_per_row": together,
                 "max_prompt_tokens": 8,
                 "max_response_tokens": 8,
                 "speculative": {"mode": mode} | ({"refresh": 0.2} if mode == "exact" else {}),
@@ -57,14 +58,14 @@ def host(run: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["exact", "lenient"])
-def test_a_run_that_was_stopped_is_the_one_that_was_not(mode: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("mode", "together"), [("exact", 1), ("lenient", 1), ("exact", 4)])
+def test_a_run_that_was_stopped_is_the_one_that_was_not(mode: str, together: int, tmp_path: Path) -> None:
     prompts = [{"prompt": f"{number}+1=", "answer": str(number + 1)} for number in range(4)]
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
     (tmp_path / "ascii.py").write_text(
         "def share(prompt, response):\n    return sum(ord(one) < 128 for one in response) / max(len(response), 1)\n"
     )
-    config, run = config_of(tmp_path, mode), tmp_path / "run"
+    config, run = config_of(tmp_path, mode, together), tmp_path / "run"
     assert run_rl(config) == 0
     whole, drafts = records(run), host(run)
     assert [one["draft_tokens"] > 0 for one in whole] == [False] * 2 + [True] * (STEPS - 2)
